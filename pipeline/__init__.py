@@ -1,0 +1,1 @@
+"""Runs the stages; knows nothing about language models."""

@@ -1,0 +1,94 @@
+"""`python -m pipeline.runner NAME` runs one stage with exactly what dvc.yaml declares for it.
+
+Everything is checked before the stage starts: params.yaml as a whole, the declared inputs, the folder written to.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pipeline.errors import PalimpsestError
+from pipeline.graph import DATA, Node, read_graph
+from pipeline.params import check_sections, read_params, section_models, stage_params
+
+
+class Files(Mapping[str, Path]):
+    """The inputs or the outputs of a stage: name below data/ -> path. Asking for an undeclared one is an error."""
+
+    def __init__(self, stage: str, kind: str, names: tuple[str, ...], root: Path):
+        self._stage, self._kind = stage, kind
+        self._paths = {name: root / DATA / name for name in names}
+
+    def __getitem__(self, name: str) -> Path:
+        if name not in self._paths:
+            raise PalimpsestError(
+                f"stage '{self._stage}' uses '{name}', which dvc.yaml does not declare among its {self._kind} "
+                f"({', '.join(self._paths) or 'none'}); declare it there, or the cache will not see it"
+            )
+        return self._paths[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+def run_stage(name: str, root: Path = Path()) -> None:
+    """Run stage `name` (`capture`, `evaluation@dense`) in the project folder `root`.
+
+    Raises PalimpsestError for anything the user can mend.
+    """
+    graph = read_graph(root / "dvc.yaml")
+    if name not in graph:
+        raise PalimpsestError(f"dvc.yaml: no stage '{name}'; there are {', '.join(graph)}")
+    node = graph[name]
+    package = name.split("@")[0]
+    raw = read_params(root / "params.yaml")
+    check_sections(raw, section_models())
+    params = stage_params(package, raw, list(node.params))
+    inputs, outputs = Files(name, "deps", node.reads, root), Files(name, "outs", node.writes, root)
+    _check_inputs(name, inputs, graph)
+    _check_writable(root / DATA)
+    importlib.import_module(f"stages.{package}.run").run(params, inputs, outputs)
+    missing = [str(path) for path in outputs.values() if not path.exists()]
+    if missing:
+        raise PalimpsestError(f"stage '{name}' ended without writing {', '.join(missing)}")
+
+
+def _check_inputs(stage: str, inputs: Files, graph: dict[str, Node]) -> None:
+    owner = {path: node.name for node in graph.values() for path in node.writes}
+    for name, path in inputs.items():
+        if not path.exists():
+            make = f"run: dvc repro {owner[name]}" if name in owner else "it belongs to the project; restore it with git"
+            raise PalimpsestError(f"{path}: needed by stage '{stage}' and not there; {make}")
+
+
+def _check_writable(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise PalimpsestError(f"{folder}: no permission to write; check who owns the folder")
+
+
+def main(arguments: list[str]) -> int:
+    """Entry point; returns the exit status."""
+    if len(arguments) != 1:
+        print("usage: python -m pipeline.runner NAME   (a stage of dvc.yaml)", file=sys.stderr)
+        return 2
+    start = time.monotonic()
+    try:
+        run_stage(arguments[0])
+    except PalimpsestError as error:
+        print(f"\n{arguments[0]}: {error}\n", file=sys.stderr, flush=True)
+        return 1
+    print(f"  {arguments[0]}: done in {time.monotonic() - start:.1f} s", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The stages, one folder each. `stages.NAME` declares the parameters, `stages.NAME.run` does the work."""
