@@ -10,9 +10,9 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from pipeline.errors import PalimpsestError
+from pipeline.files import DATA
 
 DVC_FILE = Path("dvc.yaml")
-DATA = "data/"
 
 
 @dataclass(frozen=True)

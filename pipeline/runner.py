@@ -9,34 +9,12 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pipeline.errors import PalimpsestError
-from pipeline.graph import DATA, Node, read_graph
+from pipeline.files import DATA, Files
+from pipeline.graph import Node, read_graph
 from pipeline.params import check_sections, read_params, section_models, stage_params
-
-
-class Files(Mapping[str, Path]):
-    """The inputs or the outputs of a stage: name below data/ -> path. Asking for an undeclared one is an error."""
-
-    def __init__(self, stage: str, kind: str, names: tuple[str, ...], root: Path):
-        self._stage, self._kind = stage, kind
-        self._paths = {name: root / DATA / name for name in names}
-
-    def __getitem__(self, name: str) -> Path:
-        if name not in self._paths:
-            raise PalimpsestError(
-                f"stage '{self._stage}' uses '{name}', which dvc.yaml does not declare among its {self._kind} "
-                f"({', '.join(self._paths) or 'none'}); declare it there, or the cache will not see it"
-            )
-        return self._paths[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
-
-    def __len__(self) -> int:
-        return len(self._paths)
 
 
 def run_stage(name: str, root: Path = Path()) -> None:

@@ -37,6 +37,29 @@ _NAMES = {
 Spec = tuple[tuple[int, ...], torch.dtype]
 
 
+def write_at(fd: int, offset: int, value: Tensor) -> None:
+    """Write the bytes of `value` (contiguous, on the CPU) at `offset`. Raises ArtifactError if the disk is full."""
+    view = memoryview(value.view(-1).view(torch.uint8).numpy()) if value.numel() else memoryview(b"")
+    while view:
+        try:
+            count = os.pwrite(fd, view, offset)
+        except OSError as error:
+            raise ArtifactError(f"writing {value.numel() * value.itemsize} bytes: {error.strerror}") from None
+        view, offset = view[count:], offset + count
+
+
+def read_at(fd: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Read a tensor of `shape` and `dtype` from `offset`. Raises ArtifactError if the file ends before it does."""
+    buffer = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
+    view = memoryview(buffer.numpy())
+    while view:
+        count = os.preadv(fd, [view], offset)
+        if count == 0:
+            raise ArtifactError("a scratch file ended early; is something else writing to data/?")
+        view, offset = view[count:], offset + count
+    return buffer.view(dtype).view(shape)
+
+
 class TensorWriter:
     """Write a safetensors file whose shapes are known in advance, tensor by tensor or row by row, in any order.
 
@@ -44,7 +67,13 @@ class TensorWriter:
     byte must have been written by then; a tensor left out is an error, not a hole.
     """
 
-    def __init__(self, path: Path, specs: Mapping[str, Spec], metadata: Mapping[str, Any] | None = None, raw_metadata: Mapping[str, str] | None = None):
+    def __init__(
+        self,
+        path: Path,
+        specs: Mapping[str, Spec],
+        metadata: Mapping[str, Any] | None = None,
+        raw_metadata: Mapping[str, str] | None = None,
+    ):
         """
         Args:
             path: the file to make.
@@ -80,7 +109,7 @@ class TensorWriter:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-            self._pwrite(memoryview(self._header), 0)
+            write_at(self._fd, 0, torch.frombuffer(bytearray(self._header), dtype=torch.uint8))
             if hasattr(os, "posix_fallocate"):  # a full disk is found now, not in the eighth hour
                 os.posix_fallocate(self._fd, 0, self.bytes)
         except OSError as error:
@@ -96,20 +125,15 @@ class TensorWriter:
         if partial and (value.ndim != len(shape) or tuple(value.shape[1:]) != tuple(shape[1:]) or row + len(value) > shape[0]):
             raise ValueError(f"{name}: {tuple(value.shape)} does not fit {tuple(shape)} at row {row}")
         offset = len(self._header) + self._start[name] + row * math.prod(shape[1:]) * dtype.itemsize
-        if value.numel():
-            self._pwrite(memoryview(value.view(-1).view(torch.uint8).numpy()), offset)
+        write_at(self._fd, offset, value)
         self._left[name] -= value.numel()
 
     def read(self, name: str, start: int, stop: int) -> Tensor:
         """Read rows `start:stop` of a tensor that is being written."""
         shape, dtype = self.specs[name]
         row = math.prod(shape[1:]) * dtype.itemsize
-        buffer = torch.empty((stop - start) * row, dtype=torch.uint8)
-        view, offset = memoryview(buffer.numpy()), len(self._header) + self._start[name] + start * row
-        while view:
-            count = os.preadv(self._fd, [view], offset)
-            view, offset = view[count:], offset + count
-        return buffer.view(dtype).view(stop - start, *shape[1:])
+        offset = len(self._header) + self._start[name] + start * row
+        return read_at(self._fd, offset, (stop - start, *shape[1:]), dtype)
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         try:
@@ -121,11 +145,6 @@ class TensorWriter:
                 self._temporary.replace(self.path)
         finally:
             self._discard()
-
-    def _pwrite(self, view: memoryview, offset: int) -> None:
-        while view:
-            count = os.pwrite(self._fd, view, offset)
-            view, offset = view[count:], offset + count
 
     def _discard(self) -> None:
         if self._fd >= 0:

@@ -1,0 +1,117 @@
+"""The prunable matrices of a block, and what each of them is multiplied with.
+
+Three forms are known: `nn.Linear` (weight [out, in]), transposed linears such as GPT-2's `Conv1D` ([in, out]), and
+experts fused into one three-dimensional parameter ([expert, out, in], or [expert, in, out]). Everything else of a block
+(norms, biases, routers) is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers.pytorch_utils import Conv1D
+
+from pipeline.errors import PalimpsestError
+
+MINIMUM_COVERAGE = 0.9  # of a block's parameters with two or more dimensions
+See = Callable[[str, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """One prunable matrix, as `out x in` whatever way it is stored."""
+
+    name: str  # "self_attn.q_proj", "mlp.experts.gate_up_proj.3"
+    module: str
+    parameter: str
+    expert: int | None
+    transposed: bool
+
+    def view(self, block: nn.Module) -> Float[Tensor, "out in"]:
+        """The matrix inside `block`; writing to it writes to the parameter."""
+        weight = getattr(block.get_submodule(self.module), self.parameter).data
+        if self.expert is not None:
+            weight = weight[self.expert]
+        return weight.T if self.transposed else weight
+
+
+def prunable_matrices(block: nn.Module) -> list[Matrix]:
+    """All prunable matrices of `block`, in the order of its modules. Weights may be on the meta device.
+
+    Raises PalimpsestError if they cover less than 90% of the block's matrix parameters: the block hides its weights in
+    a form that is not known here, and pruning the rest alone would miss the target in silence.
+    """
+    found: list[Matrix] = []
+    covered: set[int] = set()
+    for path, module in block.named_modules():
+        if isinstance(module, nn.Linear | Conv1D):
+            found.append(Matrix(path, path, "weight", None, isinstance(module, Conv1D)))
+            covered.add(id(module.weight))
+            continue
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.ndim == 3:
+                transposed = bool(getattr(module, "is_transposed", False))
+                found += [Matrix(f"{path}.{name}.{e}", path, name, e, transposed) for e in range(len(parameter))]
+                covered.add(id(parameter))
+    sizes = {id(p): (name, p.numel()) for name, p in block.named_parameters() if p.ndim >= 2}
+    total, inside = sum(n for _, n in sizes.values()), sum(n for key, (_, n) in sizes.items() if key in covered)
+    if inside < MINIMUM_COVERAGE * total:
+        rest = sorted(((n, name) for key, (name, n) in sizes.items() if key not in covered), reverse=True)
+        raise PalimpsestError(
+            f"{type(block).__name__}: prunable matrices cover {inside / total:.0%} of its weights; not recognised: "
+            + ", ".join(f"{name} ({n})" for n, name in rest[:3])
+        )
+    return found
+
+
+@contextmanager
+def watch(block: nn.Module, matrices: list[Matrix], see: See) -> Iterator[None]:
+    """While the context lasts, call `see(name, x)` with the input x [token, in] of each matrix that is multiplied.
+
+    Matrices that share an input (query, key, value) are shown the same tensor object, one after the other. An expert
+    sees the tokens routed to it, and is not seen at all in a batch that routes none.
+    """
+    handles = []
+    for matrix in matrices:
+        if matrix.expert is None:
+            hook = _input_hook(matrix.name, see)
+            handles.append(block.get_submodule(matrix.module).register_forward_pre_hook(hook))
+    experts = {(m.module, m.parameter): m for m in matrices if m.expert is not None}
+    try:
+        with _Experts(block, list(experts), see):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _input_hook(name: str, see: See) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    return lambda _, args: see(name, args[0])
+
+
+class _Experts(TorchFunctionMode):
+    """Sees products with one expert's slice of a fused parameter, recognised by where the slice lies in memory."""
+
+    def __init__(self, block: nn.Module, fused: list[tuple[str, str]], see: See):
+        super().__init__()
+        self._see = see
+        self._spans = []
+        for module, parameter in fused:
+            weight = getattr(block.get_submodule(module), parameter)
+            step = weight[0].numel() * weight.element_size()
+            self._spans.append((weight.data_ptr(), weight.data_ptr() + step * len(weight), step, f"{module}.{parameter}"))
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if self._spans and func in (nn.functional.linear, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.mm):
+            x, weight = args[0], args[1]
+            for start, stop, step, name in self._spans:
+                if start <= weight.data_ptr() < stop:
+                    self._see(f"{name}.{(weight.data_ptr() - start) // step}", x)
+        return func(*args, **(kwargs or {}))

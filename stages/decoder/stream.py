@@ -1,0 +1,80 @@
+"""The residual stream of all windows at one boundary, kept in a scratch file so that memory holds one batch."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from pipeline.artifacts import ArtifactError
+from pipeline.tensors import read_at, write_at
+from stages.decoder.skeleton import Decoder
+
+
+def batches(windows: int, length: int, batch_tokens: int) -> list[tuple[int, int]]:
+    """Ranges of windows that hold at most `batch_tokens` tokens each (but at least one window)."""
+    step = max(1, batch_tokens // length)
+    return [(start, min(start + step, windows)) for start in range(0, windows, step)]
+
+
+class Stream:
+    """Hidden states [window, token, channel], read and overwritten batch by batch. Gone when the context ends."""
+
+    def __init__(self, folder: Path, windows: int, length: int, width: int, dtype: torch.dtype):
+        self.windows, self.length, self.dtype = windows, length, dtype
+        self._shape = (length, width)
+        self._row = math.prod(self._shape) * dtype.itemsize
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = tempfile.TemporaryFile(dir=folder, prefix=".stream-", buffering=0)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+
+    def read(self, start: int, stop: int) -> Tensor:
+        """Windows `start:stop`, on the CPU."""
+        return read_at(self._file.fileno(), start * self._row, (stop - start, *self._shape), self.dtype)
+
+    def write(self, start: int, hidden: Tensor) -> None:
+        """Overwrite the windows from `start` on."""
+        write_at(self._file.fileno(), start * self._row, hidden.detach().to(device="cpu", dtype=self.dtype).contiguous())
+
+
+def embed(decoder: Decoder, ids: Tensor, stream: Stream, batch_tokens: int) -> None:
+    """Fill `stream` with the embedding of the token ids [window, token]."""
+    with decoder.trunk():
+        for start, stop in batches(*ids.shape, batch_tokens):
+            stream.write(start, decoder.embed(ids[start:stop].long()))
+
+
+def advance(decoder: Decoder, index: int, stream: Stream, batch_tokens: int, after: Callable[[Tensor], Tensor] | None = None) -> None:
+    """Push the whole stream through block `index`, which must be loaded, and then through `after` if given."""
+    for start, stop, hidden in read_batches(stream, batch_tokens, decoder.device):
+        out = decoder.call(index, hidden)
+        out = out if after is None else after(out)
+        finite_or_stop(out, index, start)
+        stream.write(start, out)
+
+
+def read_batches(stream: Stream, batch_tokens: int, device: str) -> Iterator[tuple[int, int, Tensor]]:
+    """(start, stop, hidden on `device`) for each batch of the stream."""
+    for start, stop in batches(stream.windows, stream.length, batch_tokens):
+        yield start, stop, stream.read(start, stop).to(device)
+
+
+def finite_or_stop(hidden: Tensor, block: int, first_window: int) -> None:
+    """Raise ArtifactError naming block, window and channel if `hidden` [window, token, channel] is not finite."""
+    bad = ~torch.isfinite(hidden)
+    if bad.any():
+        window, token, channel = bad.nonzero()[0].tolist()
+        raise ArtifactError(
+            f"block {block}: NaN or infinite activation in window {first_window + window}, token {token}, channel {channel}; "
+            "try compute.dtype: float32 in params.yaml, or check the checkpoint"
+        )
