@@ -25,6 +25,10 @@ class Files(Mapping[str, Path]):
             )
         return self._paths[name]
 
+    def __contains__(self, name: object) -> bool:
+        """Whether dvc.yaml declares `name`: stages that serve several variants ask this."""
+        return name in self._paths
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._paths)
 

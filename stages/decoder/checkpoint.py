@@ -95,6 +95,13 @@ class Checkpoint:
                 f"{self.folder}/config.json: transformers cannot read it ({_first_line(error)}){hint}"
             ) from None
 
+    def stored_dtype(self) -> torch.dtype:
+        """The dtype most of the numbers are stored in."""
+        sizes: dict[torch.dtype, int] = {}
+        for shape, dtype in self.specs.values():
+            sizes[dtype] = sizes.get(dtype, 0) + math.prod(shape)
+        return max(sizes, key=lambda dtype: sizes[dtype])
+
     def names(self) -> list[str]:
         """All tensor names on disk, sorted."""
         return sorted(self.shards)
@@ -168,7 +175,7 @@ def count_elements(specs: dict[str, Spec]) -> int:
 
 def _resolve(path: Path, manifest: dict[str, Any]) -> Path:
     if "repository" in manifest:
-        return _snapshot(manifest["repository"], manifest["commit"])
+        return _snapshot(manifest["repository"], manifest["commit"], [entry["name"] for entry in manifest.get("files", [])])
     folder = manifest.get("folder", ".")
     if folder == ".":
         return path
@@ -176,12 +183,12 @@ def _resolve(path: Path, manifest: dict[str, Any]) -> Path:
     return Path(folder) if Path(folder).is_absolute() else Path(os.path.relpath(root / folder))
 
 
-def _snapshot(repository: str, commit: str) -> Path:
+def _snapshot(repository: str, commit: str, names: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(repository, revision=commit, local_files_only=True))
+        return Path(snapshot_download(repository, revision=commit, allow_patterns=names, local_files_only=True))
     except LocalEntryNotFoundError:
         raise CheckpointError(
             f"{repository} at commit {commit[:12]} is no longer in the Hugging Face cache of this machine; {AGAIN}"

@@ -111,6 +111,7 @@ class Decoder:
         self.path, self.blocks = find_blocks(self.model)
         self._conversions = get_model_conversion_mapping(self.model)
         self._groups = self._group_tensors()
+        self._loaded: set[int] = set()
         self._calls: dict[tuple[int, int], list[Call]] = {}
         self._tail: tuple[Any, ...] | None = None
         self._tail_known = False
@@ -140,10 +141,15 @@ class Decoder:
     @contextmanager
     def block(self, index: int) -> Iterator[nn.Module]:
         """Block `index` with its weights, for the duration of the context."""
+        if index in self._loaded:  # inside another context that will unload it
+            yield self.blocks[index]
+            return
         self._load(index)
+        self._loaded.add(index)
         try:
             yield self.blocks[index]
         finally:
+            self._loaded.remove(index)
             _unload(self.blocks[index].modules())
 
     @contextmanager

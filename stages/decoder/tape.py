@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from pipeline.artifacts import ArtifactError, producer
+from pipeline.errors import PalimpsestError
 from pipeline.tensors import TensorFile, check_finite
+from stages.decoder.gram import Grams, add_tokens, empty_grams
 
 
 def boundary_name(boundary: int) -> str:
@@ -43,3 +46,29 @@ class Tape:
         step = max(1, batch_tokens // self.length)
         for start in range(first, end, step):
             yield start, min(start + step, end)
+
+
+def split_held_out(windows: int, share: float, key: str) -> int:
+    """How many of the windows are for fitting; the rest, the last ones, are held out. At least one window each.
+
+    Raises PalimpsestError naming `key` if there is only one window.
+    """
+    if windows < 2:
+        raise PalimpsestError(f"params.yaml: {key} needs at least two windows; raise tokens.calibration_windows above {windows}")
+    return windows - min(max(1, round(windows * share)), windows - 1)
+
+
+def tape_grams(
+    tape: Tape, source: int, targets: list[int], held_out: float, batch_tokens: int, device: str, dtype: torch.dtype, key: str
+) -> tuple[dict[int, Grams], dict[int, Grams]]:
+    """Grams of the fits from boundary `source` to each of `targets`, over the fitting windows and over the held-out ones."""
+    split = split_held_out(tape.windows, held_out, key)
+    parts: list[dict[int, Grams]] = []
+    for first, last in ((0, split), (split, tape.windows)):
+        grams = {target: empty_grams(tape.width, device) for target in targets}
+        for start, stop in tape.batches(batch_tokens, first, last):
+            x = tape.read(source, start, stop).flatten(0, 1).to(device)
+            for target in targets:
+                add_tokens(grams[target], x, tape.read(target, start, stop).flatten(0, 1).to(device), dtype)
+        parts.append(grams)
+    return parts[0], parts[1]

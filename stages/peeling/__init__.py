@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from pipeline.params import Section
 from stages.decoder.compute import Compute
@@ -15,6 +15,13 @@ class Peeling(Section):
     ridge: float = Field(default=1e-4, ge=0)  # relative to trace(X'X) / channels
     held_out: float = Field(default=0.125, gt=0, lt=1)
     keep: bool = False  # store the fitted maps, channels x channels each
+
+    @field_validator("reach")
+    @classmethod
+    def _forward(cls, value: list[int]) -> list[int]:
+        if min(value) < 1 or len(set(value)) != len(value):
+            raise ValueError("steps should be 1 or more, each given once")
+        return value
 
 
 class Params(BaseModel):

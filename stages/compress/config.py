@@ -1,0 +1,74 @@
+"""The configuration of a model with fewer blocks."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import torch
+from accelerate import init_empty_weights
+from transformers import AutoModelForCausalLM
+
+from pipeline.errors import PalimpsestError
+from stages.compress.modeling import MODELING_FILE
+from stages.decoder.skeleton import Decoder, block_type, find_blocks
+
+
+def shorten_config(config: Any, kept: list[int], blocks: int) -> Any:
+    """A copy of `config` for the blocks `kept` of `blocks`.
+
+    Every list with one entry per block is cut to the kept ones (layer types and the like); lists of block indices, which
+    name blocks and are shorter, are renumbered.
+    """
+    short = copy.deepcopy(config)
+    text = short.get_text_config()
+    position = {old: new for new, old in enumerate(kept)}
+    for name, value in vars(text).copy().items():
+        if not isinstance(value, list) or name.startswith("_"):
+            continue
+        if len(value) == blocks:
+            setattr(text, name, [value[index] for index in kept])
+        elif name.endswith("_layers") and all(isinstance(one, int) and 0 <= one < blocks for one in value):
+            setattr(text, name, [position[one] for one in value if one in position])
+    text.num_hidden_layers = len(kept)
+    return short
+
+
+def skeleton_of(config: Any, dtype: torch.dtype, trust_remote_code: bool) -> Any:
+    """The model that `config` describes, without weights."""
+    with init_empty_weights(include_buffers=False):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code).eval()
+
+
+def check_shortened(small: Any, decoder: Decoder, kept: list[int]) -> None:
+    """Refuse an export whose blocks would not be built as the kept ones are.
+
+    Raises PalimpsestError naming the first block that differs: the architecture decides by position what a block is.
+    """
+    _, blocks = find_blocks(small)
+    if len(blocks) != len(kept):
+        raise PalimpsestError(f"{decoder.checkpoint.folder}: a config with {len(kept)} blocks builds {len(blocks)}; cannot export")
+    for new, old in enumerate(kept):
+        if block_type(blocks[new]) != block_type(decoder.blocks[old]):
+            raise PalimpsestError(
+                f"block {old} would become block {new}, which this architecture builds differently "
+                f"({block_type(decoder.blocks[old])} against {block_type(blocks[new])}); choose other blocks in removal"
+            )
+
+
+def exported_config(config: Any, small: Any, places: list[tuple[int, str]], path: str) -> str:
+    """The text of config.json; with ghosts it points to the modelling file, under a model type of its own.
+
+    The own type makes a loader without `trust_remote_code` stop with an error, rather than drop the operators in silence.
+    """
+    values = json.loads(config.to_json_string())
+    values["architectures"] = [type(small).__name__]
+    values["dtype"] = str(small.dtype).removeprefix("torch.")
+    if places:
+        module = MODELING_FILE.removesuffix(".py")
+        values["architectures"] = ["GhostForCausalLM"]
+        values["model_type"] = f"ghost_{values['model_type']}"
+        values["auto_map"] = {"AutoConfig": f"{module}.GhostConfig", "AutoModelForCausalLM": f"{module}.GhostForCausalLM"}
+        values["ghosts"] = [{"block": block, "where": where} for block, where in places]
+    return json.dumps(values, indent=2, sort_keys=True) + "\n"

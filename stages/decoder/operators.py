@@ -1,0 +1,19 @@
+"""Ghost operators as they are stored, and where they act: between the blocks around a removed run."""
+
+from __future__ import annotations
+
+
+def runs_of(removed: list[int]) -> list[tuple[int, int]]:
+    """Maximal runs [start, stop) of adjacent removed blocks: `[3, 4, 7]` -> `[(3, 5), (7, 8)]`."""
+    runs: list[tuple[int, int]] = []
+    for block in sorted(removed):
+        if runs and runs[-1][1] == block:
+            runs[-1] = (runs[-1][0], block + 1)
+        else:
+            runs.append((block, block + 1))
+    return runs
+
+
+def operator_name(start: int, stop: int) -> str:
+    """Name of the operator of run [start, stop) in ghost.safetensors."""
+    return f"runs.{start}-{stop}"
