@@ -1,0 +1,87 @@
+"""Make the model a local safetensors checkpoint, or pin one that lies on this machine already."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.artifacts import write_json
+from pipeline.console import say
+from pipeline.packages import fetch
+from pipeline.runner import Files
+from stages.decoder.checkpoint import MANIFEST, Checkpoint
+from stages.model import Model, Params
+from stages.model.check import check_checkpoint, check_digits, load_tokenizer
+from stages.model.demo import SMOLLM2
+from stages.model.folder import checkpoint_files, pin_files
+from stages.model.gguf import convert_gguf
+from stages.model.hub import fetch_snapshot
+
+
+def run(params: Params, inputs: Files, outputs: Files) -> None:
+    """Fill `model/`: a checkpoint and its manifest, or a manifest alone that says where the checkpoint lies."""
+    model, out = params.model, outputs["model"]
+    with whole_folder(out) as folder:
+        where = SOURCES[model.source](model, out.parent, folder)
+        checkpoint = where.pop("at")
+        pins = pin_files(checkpoint_files(checkpoint, model.trust_remote_code))
+        manifest = {**where, "source": model.source, "trust_remote_code": model.trust_remote_code, "files": pins}
+        write_json(folder / MANIFEST, manifest)
+        say(check_checkpoint(Checkpoint(folder)))
+
+
+def from_demo(model: Model, data: Path, folder: Path) -> dict[str, Any]:
+    """The demo's GGUF file, kept in data/demo/."""
+    convert_gguf(fetch(SMOLLM2, data / "demo"), folder, getattr(torch, model.dtype))
+    check_digits(load_tokenizer(folder, trust_remote_code=False))
+    return {"at": folder, "folder": "."}
+
+
+def from_gguf(model: Model, data: Path, folder: Path) -> dict[str, Any]:
+    """A GGUF file of the user's."""
+    convert_gguf(data.parent / Path(str(model.path)).expanduser(), folder, getattr(torch, model.dtype))
+    return {"at": folder, "folder": "."}
+
+
+def from_folder(model: Model, data: Path, folder: Path) -> dict[str, Any]:
+    """A checkpoint folder of the user's: used where it lies, never copied."""
+    where = data.parent / Path(str(model.path)).expanduser()
+    root = data.parent.resolve()
+    inside = where.resolve().is_relative_to(root)
+    return {
+        "at": where,
+        "folder": where.resolve().relative_to(root).as_posix() if inside else Path(str(model.path)).expanduser().as_posix(),
+    }
+
+
+def from_hub(model: Model, data: Path, folder: Path) -> dict[str, Any]:
+    """A snapshot in the Hugging Face cache, found again by its commit."""
+    snapshot = fetch_snapshot(str(model.repository), model.revision, model.trust_remote_code)
+    return {"at": snapshot, "repository": model.repository, "commit": snapshot.name}
+
+
+SOURCES: dict[str, Callable[[Model, Path, Path], dict[str, Any]]] = {
+    "demo": from_demo,
+    "gguf": from_gguf,
+    "folder": from_folder,
+    "hub": from_hub,
+}
+
+
+@contextmanager
+def whole_folder(out: Path) -> Iterator[Path]:
+    """Yield a temporary folder beside `out` that takes its place at the end, or goes if anything fails."""
+    temporary = out.with_name(f".{out.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        shutil.rmtree(out, ignore_errors=True)
+        temporary.replace(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
