@@ -20,7 +20,8 @@ class Tokens(Section):
     subset: str | None = None
     revision: str = "main"
     calibration_split: str = "train"
-    evaluation_split: str = "test"
+    evaluation_split: str = "test"  # the demo has train, valid and test
+    pool: int = Field(default=2_000_000, ge=2)  # tokens read of each split at most
     length: int = Field(default=512, ge=2)
     calibration_windows: int = Field(default=24, ge=1)
     evaluation_windows: int = Field(default=16, ge=1)
@@ -35,6 +36,13 @@ class Tokens(Section):
             raise ValueError("source 'hub' needs dataset to be set")
         if self.source == "files" and not (self.calibration_files and self.evaluation_files):
             raise ValueError("source 'files' needs calibration_files and evaluation_files to be set")
+        if self.source != "files" and self.calibration_split == self.evaluation_split:
+            raise ValueError(
+                f"calibration_split and evaluation_split are both '{self.evaluation_split}': they must not share text"
+            )
+        for name in ("calibration_windows", "evaluation_windows"):
+            if getattr(self, name) * self.length > self.pool:
+                raise ValueError(f"{name} x length = {getattr(self, name) * self.length} tokens are more than pool = {self.pool}")
         return self
 
 
