@@ -1,0 +1,92 @@
+"""`python -m pipeline run | ui | table`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import time
+
+from pipeline.errors import PalimpsestError
+from pipeline.link import leave
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        options.action(options)
+    except PalimpsestError as error:
+        print(f"\n{error}\n", file=sys.stderr, flush=True)
+        return 1
+    except KeyboardInterrupt:
+        print("\nInterrupted; what is done is kept, and the next run goes on from there.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pipeline", description="Runs the stages of dvc.yaml, caching by DVC.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="bring stages up to date, shown in Prefect if a server is running")
+    run.add_argument("targets", nargs="*", metavar="STAGE", help="these stages and what they depend on (default: all)")
+    run.add_argument("--force", action="store_true", help="run them even if nothing changed")
+    run.add_argument("--jobs", type=_at_least_one, default=2, metavar="N", help="stages side by side (default 2; needs a server)")
+    run.set_defaults(action=_run)
+    ui = commands.add_parser("ui", help="start a Prefect server for this project on this machine")
+    ui.add_argument("--port", type=int, default=4200)
+    ui.set_defaults(action=_ui)
+    table = commands.add_parser("table", help="print what was measured, and where the report is")
+    table.set_defaults(action=_table)
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    from pipeline.link import find_server, open_link
+    from pipeline.params import check_sections, read_params, section_models
+    from pipeline.reproduce import reproduce, stop
+
+    def interrupt(*_: object) -> None:
+        stop()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGINT, interrupt)
+    check_sections(read_params(), section_models())
+    start = time.monotonic()
+    url, sentence = find_server()
+    if url:
+        open_link(url)
+        from pipeline.flow import run_flow
+
+        print(f"Shown in Prefect: {url.removesuffix('/api')}", flush=True)
+        answers = run_flow(options.targets, options.force, options.jobs)
+    else:
+        print(sentence, flush=True)
+        answers = reproduce(options.targets, force=options.force)
+    counts = {one: list(answers.values()).count(one) for one in ("unchanged", "restored", "ran")}
+    said = ", ".join(f"{count} {one}" for one, count in counts.items() if count)
+    print(f"{'Nothing to do: ' if counts['unchanged'] == len(answers) else ''}{said} in {time.monotonic() - start:.1f} s")
+
+
+def _ui(options: argparse.Namespace) -> None:
+    from pipeline.server import serve
+
+    serve(options.port)
+
+
+def _table(options: argparse.Namespace) -> None:
+    from pipeline.table import comparison
+
+    print(comparison())
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("should be at least 1")
+    return number
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,162 @@
+"""Stages through DVC, with DVC's own answer for each: unchanged, restored from the cache, or ran.
+
+DVC's command line is used, not its Python internals: it is the part of DVC that is documented and stable.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+from pipeline.errors import PalimpsestError
+
+Outcome = Literal["unchanged", "restored", "ran"]
+Say = Callable[[str], None]
+
+INSIDE_FLOW = "PALIMPSEST_INSIDE_FLOW"  # set for stages whose run is already a task of the flow
+_ANSWERS: tuple[tuple[re.Pattern[str], Outcome], ...] = (
+    (re.compile(r"Stage '(\S+)' didn't change, skipping"), "unchanged"),
+    (re.compile(r"Stage '(\S+)' is cached - skipping run, checking out outputs"), "restored"),
+    (re.compile(r"Running stage '(\S+)':"), "ran"),
+)
+_NOISE = re.compile(r"Use `dvc push`|Updating lock file|Data and pipelines are up to date|> python ")
+
+_running: set[subprocess.Popen[str]] = set()
+_stopping = threading.Event()
+
+
+class StageFailed(PalimpsestError):
+    """A stage ended with an error; the message is the stage's own."""
+
+    def __init__(self, stage: str, message: str):
+        super().__init__(message)
+        self.stage = stage
+
+
+def reproduce(
+    targets: Sequence[str] = (),
+    *,
+    force: bool = False,
+    single: bool = False,
+    say: Say = print,
+    root: Path = Path(),
+    environment: dict[str, str] | None = None,
+) -> dict[str, Outcome]:
+    """Run `dvc repro` and report what it answered for each stage, in order.
+
+    Args:
+        targets: stages to bring up to date; none means all.
+        force: run them even if nothing changed.
+        single: these stages alone, not what they depend on.
+        say: called with every line that the stages and DVC print.
+        environment: variables added for the stages.
+
+    Raises:
+        StageFailed: with the message of the stage that failed, or of DVC.
+    """
+    options = ["--force"] * force + ["--single-item"] * single
+    answers: dict[str, Outcome] = {}
+    current, lines = "", []
+    with _dvc(["repro", *options, *targets], root, environment) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            line = line.rstrip()
+            name, outcome = _answer(line)
+            if outcome:
+                current, lines = name, []
+                answers[name] = outcome
+            lines.append(line)
+            if line and not _NOISE.match(line):
+                say(line)
+        status = process.wait()
+    if _stopping.is_set():
+        raise StageFailed(current or " ".join(targets), "interrupted")
+    if status:
+        raise StageFailed(current or " ".join(targets), _reason(current, lines))
+    return answers
+
+
+def changed_stages(root: Path = Path()) -> set[str]:
+    """Stages that DVC sees changed now, asked in one go. What lies below them may change too once they have run."""
+    with _dvc(["status", "--json"], root, None) as process:
+        output = process.communicate()[0]
+    try:
+        return set(json.loads(output.strip().splitlines()[-1]))
+    except (ValueError, IndexError):
+        raise PalimpsestError(_reason("", output.splitlines())) from None
+
+
+def stop() -> None:
+    """End every DVC that runs, and the stages under it, and let no other start in this process."""
+    _stopping.set()
+    for process in list(_running):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGINT)  # as Ctrl-C does: stages remove what they have half-written
+
+
+def descendants(starts: Iterable[str], edges: set[tuple[str, str]]) -> set[str]:
+    """`starts` and all that can be reached from them along `edges`."""
+    reached, front = set(starts), set(starts)
+    while front:
+        front = {end for start, end in edges if start in front} - reached
+        reached |= front
+    return reached
+
+
+@contextmanager
+def _dvc(arguments: list[str], root: Path, environment: dict[str, str] | None) -> Iterator[subprocess.Popen[str]]:
+    """Start DVC so that `python` in dvc.yaml means this very interpreter; end it if the block is left early."""
+    if _stopping.is_set():
+        raise PalimpsestError("interrupted")
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    process = subprocess.Popen(
+        # A stage that runs beside this one may hold the lock while DVC hashes a large output: wait, do not fail.
+        [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments],
+        cwd=root,
+        env={**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1", **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # so that `stop` reaches the stages too
+    )
+    _running.add(process)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+        process.wait()
+        _running.discard(process)
+
+
+def _answer(line: str) -> tuple[str, Outcome | None]:
+    for pattern, outcome in _ANSWERS:
+        match = pattern.fullmatch(line.removeprefix("WARNING: "))
+        if match:
+            return match[1], outcome
+    return "", None
+
+
+def _reason(stage: str, lines: list[str]) -> str:
+    """The stage's own message if it gave one (`NAME: what is wrong`), else DVC's, else the last line."""
+    own = [index for index, line in enumerate(lines) if stage and line.startswith(f"{stage}: ")]
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
+    said = [line for line in lines if line.strip() and not line.startswith("ERROR: ")]
+    if own:
+        message = lines[own[-1] :]
+        end = next((index for index, line in enumerate(message) if line.startswith("ERROR: ")), len(message))
+        return "\n".join(line for line in message[:end] if line.strip()).removeprefix(f"{stage}: ")
+    if stage and said:
+        return f"{said[-1]} ({errors[-1]})" if errors else said[-1]
+    return "\n".join(errors or said[-6:]) or "dvc ended without a word"
