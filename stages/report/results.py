@@ -1,0 +1,119 @@
+"""What the other stages found, read from their tables and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.artifacts import ArtifactError, producer, read_json, read_table
+from stages.report.columns import Columns, Floats
+from stages.report.comparison import Variant
+from stages.report.notation import plain, runs
+
+VARIANTS = ("dense", "masked", "removed", "compressed")
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that the page is made of. Tables as their stages wrote them; columns beyond the named ones may be missing."""
+
+    variants: Mapping[str, Variant]
+    statistics: Columns  # block, place, …
+    allocation: Columns  # block, matrix, parameters, score, sparsity
+    influence: Columns  # block, influence, …
+    pairs: Columns  # i, j, cosine, …
+    ghost: Columns  # start, stop, operator, …; no rows where nothing was fitted
+    peeling: Columns  # block, target, train_error, heldout_error, own_error
+    removed: tuple[int, ...]
+    removal_method: str
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the dense model."""
+        return max(self.influence.whole("block")) + 1
+
+    @property
+    def gaps(self) -> list[tuple[int, int]]:
+        """Runs `[start, stop)` of removed blocks."""
+        return runs(self.removed)
+
+
+def read_results(files: Mapping[str, Path]) -> Results:
+    """Read and check every input. Raises ArtifactError naming the file and what is wrong with it."""
+    names, removal = files["removal.json"], _object(files["removal.json"], ("removed",))
+    results = Results(
+        variants={name: read_variant(files[f"evaluation/{name}.json"]) for name in VARIANTS},
+        statistics=_table(files["statistics.csv"], ("block", "place"), ("block",)),
+        allocation=_table(files["allocation.csv"], ("block", "sparsity"), ("block", "sparsity")),
+        influence=_table(files["redundancy_blocks.csv"], ("block", "influence"), ("block", "influence")),
+        pairs=_table(files["redundancy_pairs.csv"], ("i", "j", "cosine"), ("i", "j")),
+        ghost=_table(files["ghost.csv"], ("start", "stop", "train_error", "heldout_error"), ("start", "stop"), empty=True),
+        peeling=_table(files["peeling.csv"], ("block", "target", "heldout_error"), ("block", "target")),
+        removed=tuple(sorted(removal["removed"])),
+        removal_method=str(removal.get("method", "none")),
+    )
+    beyond = [index for index in results.removed if not 0 <= index < results.blocks]
+    if beyond:
+        raise ArtifactError(f"{names}: removed block {beyond[0]}, but the model has {results.blocks} blocks; {producer(names)}")
+    return results
+
+
+def read_variant(path: Path) -> Variant:
+    """One `evaluation/<variant>.json`. Raises ArtifactError naming the file if a key is missing or makes no sense."""
+    raw = _object(path, ("variant", "perplexity", "interval", "tokens", "windows", "contract", "sparsity", "parameters", "bytes"))
+    try:
+        low, high = raw["interval"]
+        return Variant(
+            name=str(raw["variant"]),
+            perplexity=float(raw["perplexity"]),
+            low=float(low),
+            high=float(high),
+            confidence=float(raw.get("confidence", 0.95)),
+            tokens=int(raw["tokens"]),
+            windows=_losses(raw["windows"]),
+            protocol=_protocol(raw),
+            sparsity=float(raw["sparsity"]),
+            parameters=int(raw["parameters"]),
+            bytes=int(raw["bytes"]),
+            **{key: int(raw[key]) for key in ("zeros", "prunable", "blocks") if isinstance(raw.get(key), int)},
+        )
+    except (TypeError, ValueError) as error:
+        raise ArtifactError(f"{path}: {error}; {producer(path)}") from None
+
+
+def _protocol(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Everything that two perplexities must share to be compared, as text."""
+    contract = raw["contract"]
+    if not isinstance(contract, dict):
+        raise TypeError(f"contract: expected an object, found {type(contract).__name__}")
+    stated = {key: value if isinstance(value, str) and value else plain(value) for key, value in contract.items()}
+    return {**stated, "windows": f"{len(raw['windows']):,}", "tokens_scored": f"{int(raw['tokens']):,}"}
+
+
+def _losses(windows: Any) -> Floats:
+    losses = np.asarray(windows, dtype=np.float64)
+    if losses.ndim != 1 or not len(losses) or not np.isfinite(losses).all():
+        raise ValueError("windows: expected one finite mean loss per window")
+    return losses
+
+
+def _object(path: Path, keys: tuple[str, ...]) -> dict[str, Any]:
+    raw = read_json(path)
+    missing = [key for key in keys if not isinstance(raw, dict) or key not in raw]
+    if missing:
+        raise ArtifactError(f"{path}: no key '{missing[0]}'; {producer(path)}")
+    return raw
+
+
+def _table(path: Path, columns: tuple[str, ...], numeric: tuple[str, ...], empty: bool = False) -> Columns:
+    table = Columns.of(read_table(path, columns))
+    if not len(table) and not empty:
+        raise ArtifactError(f"{path}: a table without rows; {producer(path)}")
+    for name in numeric:
+        if not np.isfinite(table.numbers(name)).all():
+            raise ArtifactError(f"{path}: column '{name}' has empty or non-numeric cells; {producer(path)}")
+    return table

@@ -1,0 +1,56 @@
+"""report: read every table, compare the variants, draw, and write the page, its pictures, plot data and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pipeline.artifacts import write_json, write_table, write_text
+from pipeline.console import say
+from pipeline.files import Files
+from stages.report import Params
+from stages.report.chart import standalone
+from stages.report.page import compare, parts, render
+from stages.report.plots import plot_tables
+from stages.report.results import read_results
+
+
+def run(params: Params, inputs: Files, outputs: Files) -> None:
+    """Write `report.html`, `pictures/*.svg`, `plots/*.csv` and `metrics.json`. Raises ArtifactError for a broken input."""
+    sections = params.model_dump()
+    results = read_results(inputs)
+    comparison = compare(results.variants, sections["evaluation"]["resamples"], sections["evaluation"]["seed"])
+    made = parts(results, comparison, sections)
+
+    write_text(outputs["report.html"], render(results, comparison, made, sections))
+    _fill(outputs["pictures"], {f"{part.name}.svg": standalone(part.panels) for part in made if part.panels})
+    _empty(outputs["plots"])
+    for name, table in plot_tables(results).items():
+        write_table(outputs["plots"] / name, table)
+    metrics = {
+        name: {
+            "perplexity": one.perplexity,
+            "low": one.low,
+            "high": one.high,
+            "tokens": one.tokens,
+            "sparsity": one.sparsity,
+            "parameters": one.parameters,
+            "bytes": one.bytes,
+        }
+        for name, one in results.variants.items()
+    }
+    write_json(outputs["metrics.json"], metrics)
+    say(f"report: {outputs['report.html']}")
+
+
+def _fill(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write `texts` as the only files of `folder`."""
+    _empty(folder)
+    for name, text in texts.items():
+        write_text(folder / name, text)
+
+
+def _empty(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()

@@ -1,0 +1,144 @@
+"""Sparsity per block beside the score that led to it and the activations behind the score."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from stages.report.axes import fitting, linear
+from stages.report.chart import Key
+from stages.report.columns import Columns, Floats
+from stages.report.notation import method, number, percent
+from stages.report.plots import per_block_sparsity
+from stages.report.results import Results
+from stages.report.sections import Part, block_panel, calibration
+
+SIDES = (("input", "block input", "blue", "ring"), ("output", "block output", "rust", "square"))
+
+
+def sparsity(results: Results, params: dict[str, Any]) -> Part:
+    """Sparsity, score and activation percentile of each block."""
+    percentile = choose_percentile(results.statistics, params["allocation"])
+    blocks, shares = per_block_sparsity(results.allocation)
+    scores = _scores(results.allocation, blocks)
+    asked, scored = bool((shares > 0).any()), len(set(scores[np.isfinite(scores)])) > 1
+    panels = [_sparsity(results, blocks, shares, params["allocation"]["sparsity"])] if asked else []
+    panels += [_score(results, blocks, scores)] if asked and scored else []
+    panels += [_activations(results, percentile)] if percentile else []
+    readings = [_spread(results, blocks, shares, params["allocation"]["sparsity"])]
+    readings += _link(blocks, shares, scores) if asked and scored else []
+    readings += (
+        ["No score told the blocks apart, so sparsity does not depend on the activations shown here."]
+        if asked and not scored
+        else []
+    )
+    readings += _extremes(results.statistics, percentile)
+    what = f"Sparsity is what the allocation ({method(params['allocation']['method'])}) asks of each block"
+    sparse = f"{what}{', the score what it went by' if scored else ''}. " if asked else ""
+    caption = f"{sparse}Activations: absolute values at each block's input and output over {calibration(params)}, dense model."
+    heading = "Where the zeros go, and why" if asked else "How large the activations are"
+    return Part("sparsity", heading, caption, tuple(panels), tuple(readings))
+
+
+def choose_percentile(statistics: Columns, allocation: dict[str, Any]) -> str:
+    """The column to draw: the one the allocation used, else p99, else the highest there is; empty if there is none."""
+    there = [name for name in statistics if name[:1] == "p" and name[1:].replace(".", "", 1).isdigit()]
+    used = [f"p{allocation['pals']['percentile']:g}"] if allocation["method"] == "pals" else []
+    choices = [*used, "p99", *sorted(there, key=lambda name: -float(name[1:]))]
+    return next((name for name in choices if name in there), "")
+
+
+def _scores(allocation: Columns, blocks: list[int]) -> Floats:
+    """The score of each block, averaged over its matrices; NaN where it has none."""
+    of, scores = np.array(allocation.whole("block")), allocation.numbers("score")
+    found = [scores[(of == block) & np.isfinite(scores)] for block in blocks]
+    return np.array([one.mean() if len(one) else np.nan for one in found])
+
+
+def _sparsity(results: Results, blocks: list[int], shares: Floats, target: float) -> str:
+    matrices = results.allocation.pick(np.array([bool(name) for name in results.allocation.words("matrix")]))
+    y = linear([target, *shares, *matrices.numbers("sparsity")], include=[0.0], as_percent=True)
+    keys = [Key("one of its matrices", "ink", "diamond")] if len(matrices) else []
+    panel = block_panel(results, "Sparsity per block", y, [*keys, Key("target", "", "dash")])
+    panel.level(target)
+    panel.bars(blocks, shares.tolist(), "blue", [f"block {b}: {percent(s, 2)}" for b, s in zip(blocks, shares, strict=True)])
+    cells = list(zip(matrices.whole("block"), matrices.words("matrix"), matrices.numbers("sparsity").tolist(), strict=True))
+    tips = [f"block {block}, {name}: {percent(share, 2)}" for block, name, share in cells]
+    panel.points([block for block, _, _ in cells], [share for _, _, share in cells], "ink", "diamond", tips)
+    return panel.svg(f"sparsity from {percent(shares.min())} to {percent(shares.max())}")
+
+
+def _score(results: Results, blocks: list[int], scores: Floats) -> str:
+    panel = block_panel(results, "Score the allocation went by", fitting(scores))
+    panel.line(blocks, scores.tolist(), "green")
+    tips = [f"block {block}: {number(score)}" for block, score in zip(blocks, scores, strict=True)]
+    panel.points(blocks, scores.tolist(), "green", "dot", tips)
+    return panel.svg(f"score from {number(float(np.nanmin(scores)))} to {number(float(np.nanmax(scores)))}")
+
+
+def _activations(results: Results, percentile: str) -> str:
+    sides = {place: _side(results.statistics, place) for place, *_ in SIDES}
+    title = f"{_ordinal(percentile)} percentile of |activation|"
+    y = fitting(np.concatenate([side.numbers(percentile) for side in sides.values()]))
+    panel = block_panel(results, title, y, [Key(label, tone, mark) for _, label, tone, mark in SIDES])
+    for place, label, tone, mark in SIDES:
+        blocks, values = sides[place].whole("block"), sides[place].numbers(percentile).tolist()
+        panel.line(blocks, values, tone)
+        tips = [f"{label} {block}: {number(value)}" for block, value in zip(blocks, values, strict=True)]
+        panel.points(blocks, values, tone, mark, tips)
+    return panel.svg(title)
+
+
+def _side(statistics: Columns, place: str) -> Columns:
+    return statistics.pick(np.array([one == place for one in statistics.words("place")])).ordered("block")
+
+
+def _ordinal(percentile: str) -> str:
+    text = percentile[1:]
+    plain = "." in text or text.endswith(("11", "12", "13"))
+    return text + ("th" if plain else {"1": "st", "2": "nd", "3": "rd"}.get(text[-1], "th"))
+
+
+def _spread(results: Results, blocks: list[int], shares: Floats, target: float) -> str:
+    low, high = int(shares.argmin()), int(shares.argmax())
+    masked = results.variants["masked"]
+    of = f" ({masked.zeros:,} of {masked.prunable:,})" if masked.zeros is not None and masked.prunable is not None else ""
+    counted = f"counted in the masked model: {percent(masked.sparsity, 2)} of the prunable weights{of}"
+    if shares[high] == 0:
+        return f"No block is asked for any zeros; {counted}."
+    if shares[high] - shares[low] < 1e-9:
+        return f"Every block is asked for {percent(shares[low], 2)}; {counted}."
+    ends = [f"{percent(shares[end], 2)} (block {blocks[end]})" for end in (low, high)]
+    return f"From {ends[0]} to {ends[1]} for a target of {percent(target, 2)}; {counted}."
+
+
+def _link(blocks: list[int], shares: Floats, scores: Floats) -> list[str]:
+    known = np.isfinite(scores)
+    if known.sum() < 3 or len(set(shares[known])) < 2:
+        return []
+    rank = float(np.corrcoef(_ranks(shares[known]), _ranks(scores[known]))[0, 1])
+    top = int(np.nanargmax(scores))
+    text = f"Sparsity and score have a rank correlation of {number(rank, 3)} over {int(known.sum())} blocks"
+    return [f"{text}; block {blocks[top]}, with the highest score, gives up {percent(shares[top], 2)}."]
+
+
+def _ranks(values: Floats) -> Floats:
+    """Ranks from 0, equal values sharing their mean rank."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(count) - (count + 1) / 2)[place]
+
+
+def _extremes(statistics: Columns, percentile: str) -> list[str]:
+    table = _side(statistics, "output")
+    values, blocks = table.numbers(percentile), table.whole("block")
+    if not np.isfinite(values).any():
+        return []
+    top, median = int(np.nanargmax(values)), float(np.nanmedian(values))
+    size = f"{number(values[top], 3)}{f'; median over blocks {number(median, 3)}' if len(values) > 1 else ''}"
+    text = f"The {_ordinal(percentile)} percentile at the output is highest in block {blocks[top]} ({size})"
+    peaks = np.divide(table.numbers("max"), values, out=np.full(len(values), np.nan), where=values > 0)
+    if np.isfinite(peaks).any():
+        worst = int(np.nanargmax(peaks))
+        text += f"; in block {blocks[worst]} the largest value is {number(peaks[worst], 3)} times that block's percentile"
+    return [text + "."]
