@@ -17,8 +17,8 @@ from prefect.task_runners import ThreadPoolTaskRunner
 from pipeline.errors import PalimpsestError
 from pipeline.files import DATA
 from pipeline.graph import read_graph
-from pipeline.link import talk
-from pipeline.reproduce import INSIDE_FLOW, Outcome, StageFailed, changed_stages, descendants, reproduce
+from pipeline.link import INSIDE_FLOW, talk
+from pipeline.reproduce import Outcome, StageFailed, changed_stages, descendants, reproduce
 from pipeline.ui import publish
 
 Handle = TypeVar("Handle")

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+INSIDE_FLOW = "PALIMPSEST_INSIDE_FLOW"  # set for stages whose run is already a task of the flow
 HOME = Path(".prefect")
 NO_SERVER = "No Prefect server is running, so this run is shown here alone (python -m pipeline ui starts one)."
 LOST = threading.Event()  # set for good when a server that did answer no longer does

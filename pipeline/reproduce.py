@@ -22,7 +22,6 @@ from pipeline.errors import PalimpsestError
 Outcome = Literal["unchanged", "restored", "ran"]
 Say = Callable[[str], None]
 
-INSIDE_FLOW = "PALIMPSEST_INSIDE_FLOW"  # set for stages whose run is already a task of the flow
 _ANSWERS: tuple[tuple[re.Pattern[str], Outcome], ...] = (
     (re.compile(r"Stage '(\S+)' didn't change, skipping"), "unchanged"),
     (re.compile(r"Stage '(\S+)' is cached - skipping run, checking out outputs"), "restored"),

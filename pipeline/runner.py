@@ -14,7 +14,9 @@ from pathlib import Path
 from pipeline.errors import PalimpsestError
 from pipeline.files import DATA, Files
 from pipeline.graph import Node, read_graph
+from pipeline.link import leave
 from pipeline.params import check_sections, read_params, section_models, stage_params
+from pipeline.reported import is_wanted, run_reported
 
 
 def run_stage(name: str, root: Path = Path()) -> None:
@@ -60,7 +62,12 @@ def main(arguments: list[str]) -> int:
         return 2
     start = time.monotonic()
     try:
-        run_stage(arguments[0])
+        if is_wanted():
+            node = read_graph().get(arguments[0])
+            outputs = [Path(DATA) / path for path in node.writes] if node else []
+            run_reported(arguments[0], outputs, lambda: run_stage(arguments[0]))
+        else:
+            run_stage(arguments[0])
     except PalimpsestError as error:
         print(f"\n{arguments[0]}: {error}\n", file=sys.stderr, flush=True)
         return 1
@@ -69,4 +76,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main(sys.argv[1:]))
