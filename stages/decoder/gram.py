@@ -1,11 +1,12 @@
 """Least squares from Grams: what the closed-form fits of this project accumulate and solve.
 
 For inputs X [token, channel] and targets Y, `XᵀX` and `XᵀY` say all that a linear fit needs, in memory of C² whatever
-the number of tokens. Products are taken in float32 tile by tile, sums and solves are float64.
+the number of tokens. All fits here are of the step D = Y - X, so that X (I + M) ≈ Y, and one X serves several targets.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,39 +24,42 @@ class SingularGram(PalimpsestError):
 
 @dataclass
 class Grams:
-    """Sums over tokens for one fit from X to the step D = Y - X."""
+    """Sums over tokens, float64."""
 
     xx: Float[Tensor, "channel channel"]
-    xd: Float[Tensor, "channel channel"]
-    dd: float
+    xd: Float[Tensor, "target channel channel"]
+    dd: Float[Tensor, "target"]
     tokens: int
 
 
 @dataclass
 class Fit:
-    """M with X M ≈ D, so that X (I + M) ≈ Y."""
+    """M with X M ≈ D for each target."""
 
-    m: Float[Tensor, "channel channel"]
+    m: Float[Tensor, "target channel channel"]
     ridge: float  # the relative ridge that was really used
-    condition: float  # of XᵀX + ridge
+    damped: Float[Tensor, "channel channel"]  # XᵀX with the ridge on its diagonal
 
 
-def empty_grams(width: int, device: str) -> Grams:
+def empty_grams(width: int, targets: int, device: str) -> Grams:
     """Grams of no tokens."""
-    return Grams(
-        torch.zeros(width, width, dtype=torch.float64, device=device), torch.zeros(width, width, dtype=torch.float64, device=device), 0.0, 0
-    )
+    zeros = lambda *shape: torch.zeros(*shape, dtype=torch.float64, device=device)  # noqa: E731
+    return Grams(zeros(width, width), zeros(targets, width, width), zeros(targets), 0)
 
 
 def add_tokens(
-    grams: Grams, x: Float[Tensor, "token channel"], y: Float[Tensor, "token channel"], dtype: torch.dtype = torch.float32
+    grams: Grams,
+    x: Float[Tensor, "token channel"],
+    ys: Sequence[Float[Tensor, "token channel"]],
+    dtype: torch.dtype = torch.float32,
 ) -> None:
     """Add one batch of tokens to the sums, in place. `dtype` is the precision of the batch's own products."""
     x = x.to(dtype)
-    d = y.to(dtype) - x
-    grams.xx += (x.T @ x).double()
-    grams.xd += (x.T @ d).double()
-    grams.dd += float(d.double().square().sum())
+    grams.xx += x.T @ x
+    for target, y in enumerate(ys):
+        d = y.to(dtype) - x
+        grams.xd[target] += x.T @ d
+        grams.dd[target] += d.square().sum(dtype=torch.float64)
     grams.tokens += len(x)
 
 
@@ -80,7 +84,7 @@ def solve_ridge(grams: Grams, ridge: float, what: str) -> Fit:
         damped.diagonal().add_(used * scale)
         factor, info = torch.linalg.cholesky_ex(damped)
         if int(info) == 0 and scale > 0:
-            return Fit(torch.cholesky_solve(grams.xd, factor), used, condition_number(damped))
+            return Fit(torch.cholesky_solve(grams.xd, factor), used, damped)
         used = max(used * 10, 1e-10)
     raise SingularGram(
         f"{what}: XᵀX of {grams.tokens} tokens x {channels} channels is singular (condition {condition_number(grams.xx):.1e}) "
@@ -94,9 +98,7 @@ def condition_number(symmetric: Float[Tensor, "channel channel"]) -> float:
     return float(eigenvalues[-1] / eigenvalues[0]) if float(eigenvalues[0]) > 0 else float("inf")
 
 
-def relative_error(grams: Grams, m: Float[Tensor, "channel channel"]) -> float:
-    """||X M - D|| / ||D|| (Frobenius) on the tokens of `grams`; 0 where there is no step to explain."""
-    if grams.dd == 0:
-        return 0.0
-    residual = grams.dd - 2 * float((m * grams.xd).sum()) + float((m * (grams.xx @ m)).sum())
-    return (max(residual, 0.0) / grams.dd) ** 0.5
+def relative_errors(grams: Grams, m: Float[Tensor, "target channel channel"]) -> list[float]:
+    """||X M - D|| / ||D|| (Frobenius) per target on the tokens of `grams`; 0 where there is no step to explain."""
+    residual = grams.dd + (m * (grams.xx @ m - 2 * grams.xd)).sum((1, 2))
+    return [max(float(r), 0.0) ** 0.5 / float(d) ** 0.5 if float(d) > 0 else 0.0 for r, d in zip(residual, grams.dd, strict=True)]

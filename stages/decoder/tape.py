@@ -60,15 +60,12 @@ def split_held_out(windows: int, share: float, key: str) -> int:
 
 def tape_grams(
     tape: Tape, source: int, targets: list[int], held_out: float, batch_tokens: int, device: str, dtype: torch.dtype, key: str
-) -> tuple[dict[int, Grams], dict[int, Grams]]:
+) -> tuple[Grams, Grams]:
     """Grams of the fits from boundary `source` to each of `targets`, over the fitting windows and over the held-out ones."""
     split = split_held_out(tape.windows, held_out, key)
-    parts: list[dict[int, Grams]] = []
-    for first, last in ((0, split), (split, tape.windows)):
-        grams = {target: empty_grams(tape.width, device) for target in targets}
+    parts = empty_grams(tape.width, len(targets), device), empty_grams(tape.width, len(targets), device)
+    for grams, first, last in zip(parts, (0, split), (split, tape.windows), strict=True):
         for start, stop in tape.batches(batch_tokens, first, last):
-            x = tape.read(source, start, stop).flatten(0, 1).to(device)
-            for target in targets:
-                add_tokens(grams[target], x, tape.read(target, start, stop).flatten(0, 1).to(device), dtype)
-        parts.append(grams)
-    return parts[0], parts[1]
+            x, *ys = [tape.read(one, start, stop).flatten(0, 1).to(device) for one in (source, *targets)]
+            add_tokens(grams, x, ys, dtype)
+    return parts

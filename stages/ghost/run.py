@@ -12,7 +12,7 @@ from pipeline.artifacts import read_json, write_table
 from pipeline.console import plan, progress, say
 from pipeline.files import Files
 from pipeline.tensors import write_tensors
-from stages.decoder.gram import Fit, Grams, relative_error
+from stages.decoder.gram import Fit, Grams, condition_number, relative_errors
 from stages.decoder.operators import operator_name, runs_of
 from stages.decoder.tape import Tape, tape_grams
 from stages.ghost import Params
@@ -44,19 +44,19 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         train, held_out = tape_grams(
             tape, start, [stop], wanted.held_out, params.compute.batch_tokens, device, torch.float64, "ghost.held_out"
         )
-        fit = METHODS[wanted.method](train[stop], wanted.ridge, f"ghost of blocks {start} to {stop - 1}")
-        operators[operator_name(start, stop)] = fit.m.float().cpu()
+        fit = METHODS[wanted.method](train, wanted.ridge, f"ghost of blocks {start} to {stop - 1}")
+        operators[operator_name(start, stop)] = fit.m[0].float().cpu()
         rows.append(
             {
                 "start": start,
                 "stop": stop,
                 "operator": wanted.method,
                 "ridge": fit.ridge,
-                "train_error": relative_error(train[stop], fit.m),
-                "heldout_error": relative_error(held_out[stop], fit.m),
-                "condition": fit.condition,
-                "antisymmetric_share": antisymmetric_share(fit.m),
-                "norm": float(fit.m.norm()),
+                "train_error": relative_errors(train, fit.m)[0],
+                "heldout_error": relative_errors(held_out, fit.m)[0],
+                "condition": condition_number(fit.damped),
+                "antisymmetric_share": antisymmetric_share(fit.m[0]),
+                "norm": float(fit.m[0].norm()),
             }
         )
         raised = f", ridge raised from {wanted.ridge:g} to {fit.ridge:g}" if fit.ridge != wanted.ridge else ""

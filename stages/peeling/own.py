@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from stages.decoder.tape import Tape, split_held_out
 
 
@@ -16,6 +18,6 @@ def own_errors(tape: Tape, block: int, targets: list[int], held_out: float, batc
         before, after = tape.read(block, start, stop).float(), tape.read(block + 1, start, stop).float()
         for target in targets:
             goal = tape.read(target, start, stop).float()
-            left[target] += float((goal - after).double().square().sum())
-            whole[target] += float((goal - before).double().square().sum())
+            left[target] += float((goal - after).square().sum(dtype=torch.float64))
+            whole[target] += float((goal - before).square().sum(dtype=torch.float64))
     return {target: (left[target] / whole[target]) ** 0.5 if whole[target] else 0.0 for target in targets}

@@ -11,7 +11,7 @@ from pipeline.artifacts import write_table
 from pipeline.console import plan, progress, say
 from pipeline.files import Files
 from pipeline.tensors import write_tensors
-from stages.decoder.gram import relative_error, solve_ridge
+from stages.decoder.gram import relative_errors, solve_ridge
 from stages.decoder.tape import Tape, tape_grams
 from stages.peeling import Params
 from stages.peeling.own import own_errors
@@ -45,23 +45,14 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
             tape, block, targets, wanted.held_out, params.compute.batch_tokens, device, torch.float32, "peeling.held_out"
         )
         own = own_errors(tape, block, targets, wanted.held_out, params.compute.batch_tokens)
+        fit = solve_ridge(train, wanted.ridge, f"peeling of block {block}")
+        train_errors, heldout_errors = relative_errors(train, fit.m), relative_errors(held_out, fit.m)
         for column, target in enumerate(targets):
-            fit = solve_ridge(train[target], wanted.ridge, f"peeling of block {block} towards boundary {target}")
-            errors = relative_error(train[target], fit.m), relative_error(held_out[target], fit.m)
-            rows.append(
-                {
-                    "block": block,
-                    "target": target,
-                    "train_error": errors[0],
-                    "heldout_error": errors[1],
-                    "own_error": own[target],
-                    "ridge": fit.ridge,
-                    "condition": fit.condition,
-                }
-            )
-            tensors["own"][block, column], tensors["heldout"][block, column] = own[target], errors[1]
+            errors = {"train_error": train_errors[column], "heldout_error": heldout_errors[column], "own_error": own[target]}
+            rows.append({"block": block, "target": target, **errors, "ridge": fit.ridge})
+            tensors["own"][block, column], tensors["heldout"][block, column] = own[target], heldout_errors[column]
             if wanted.keep:
-                tensors[f"maps.{block}.{target}"] = fit.m.float().cpu()
+                tensors[f"maps.{block}.{target}"] = fit.m[column].float().cpu()
     write_table(outputs["peeling.csv"], pd.DataFrame(rows))
     write_tensors(outputs["peeling.safetensors"], tensors, {"reach": reach, "convention": "row vectors: x + x M"})
     nearest = [row for row in rows if row["target"] == row["block"] + 1]
