@@ -37,9 +37,15 @@ PROTOCOL = {
     "length": "Window length, tokens",
     "stride": "Stride, tokens",
     "windows": "Windows",
+    "scored_per_window": "Scored per window",
     "tokens_scored": "Tokens scored",
     "special_tokens": "Special tokens",
+    "separator": "Separator",
     "dtype": "Precision",
+    "corpus_documents": "Documents in the corpus",
+    "corpus_tokens": "Tokens in the corpus",
+    "corpus_revision": "Corpus revision",
+    "corpus_sha256": "Corpus SHA-256",
 }
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.artifacts import ArtifactError, producer, read_json, read_table
 from stages.report.columns import Columns, Floats
 from stages.report.comparison import Variant
-from stages.report.notation import plain, runs
+from stages.report.notation import MISSING, plain, runs
 
 VARIANTS = ("dense", "masked", "removed", "compressed")
 
@@ -90,8 +90,14 @@ def _protocol(raw: Mapping[str, Any]) -> dict[str, str]:
     contract = raw["contract"]
     if not isinstance(contract, dict):
         raise TypeError(f"contract: expected an object, found {type(contract).__name__}")
-    stated = {key: value if isinstance(value, str) and value else plain(value) for key, value in contract.items()}
+    stated = {key: _stated(value) for key, value in contract.items()}
     return {**stated, "windows": f"{len(raw['windows']):,}", "tokens_scored": f"{int(raw['tokens']):,}"}
+
+
+def _stated(value: Any) -> str:
+    if value is None:
+        return MISSING
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else plain(value)
 
 
 def _losses(windows: Any) -> Floats:

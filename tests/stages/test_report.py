@@ -130,6 +130,12 @@ def fake_evaluation(name: str, windows: np.ndarray, blocks: int, sparsity: float
         "windows": windows.tolist(),
         "contract": {
             "corpus": "demo, evaluation split",
+            "corpus_documents": 11,
+            "corpus_revision": None,
+            "corpus_sha256": "5e" * 32,
+            "corpus_tokens": 61_234,
+            "scored_per_window": 511,
+            "separator": "\n\n",
             "length": 512,
             "stride": 512,
             "windows": len(windows),
