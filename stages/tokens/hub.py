@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
+import datasets.config
 from datasets import load_dataset
 from huggingface_hub import HfApi
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
@@ -56,6 +57,7 @@ def _commit(dataset: str, revision: str) -> str:
         raise PalimpsestError(f"{dataset}: no such data set on the hub, or private; check tokens.dataset, {INSTEAD}") from None
     except Exception as error:  # noqa: BLE001  the client raises errors of its HTTP library, which differs between versions
         say(f"the hub cannot be reached ({_reason(error)}); looking for {dataset} in the Hugging Face cache")
+        datasets.config.HF_HUB_OFFLINE = True  # else it tries again and again for half a minute
         return ""
 
 

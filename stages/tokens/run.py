@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from pipeline.console import say
 from pipeline.errors import PalimpsestError
-from pipeline.runner import Files
+from pipeline.files import Files
 from pipeline.tensors import write_tensors
 from stages.decoder.checkpoint import Checkpoint
 from stages.tokens import Params, Tokens
