@@ -1,0 +1,258 @@
+"""The flow against a real Prefect server on loopback, over the project's DAG with stages that take milliseconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from pipeline.artifacts import write_table
+from pipeline.graph import edges, read_graph
+from pipeline.link import is_alive
+from pipeline.reproduce import StageFailed, reproduce
+from tests.toy import REPOSITORY, make_toy, run, set_key
+
+Starter = Callable[[Path], tuple["subprocess.Popen[str]", str]]
+
+
+class Server:
+    """What the server's API says of a run."""
+
+    def __init__(self, url: str):
+        self.url = url
+
+    def ask(self, what: str, **filters: Any) -> list[dict[str, Any]]:
+        body = json.dumps({"limit": 200, **filters}).encode()
+        request = urllib.request.Request(f"{self.url}/{what}/filter", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)
+
+    def last_run(self, name: str = "palimpsest") -> dict[str, Any]:
+        runs = self.ask("flow_runs", sort="START_TIME_DESC", flows={"name": {"any_": [name]}})
+        return runs[0]
+
+    def states(self, flow_run: str) -> dict[str, str]:
+        """Task name -> state name; the server hears of tasks a moment after the run has ended."""
+        end = time.monotonic() + 20
+        while True:
+            tasks = self.ask("task_runs", flow_runs={"id": {"any_": [flow_run]}})
+            states = {task["name"]: task["state_name"] for task in tasks}
+            if time.monotonic() > end or (states and not {"Running", "Pending"} & set(states.values())):
+                return states
+            time.sleep(0.2)
+
+    def task_edges(self, flow_run: str) -> set[tuple[str, str]]:
+        tasks = self.ask("task_runs", flow_runs={"id": {"any_": [flow_run]}})
+        names = {task["id"]: task["name"] for task in tasks}
+        return {(names[one["id"]], task["name"]) for task in tasks for one in task["task_inputs"].get("wait_for", [])}
+
+    def artifacts(self, flow_run: str) -> dict[str, dict[str, Any]]:
+        found = self.ask("artifacts", artifacts={"flow_run_id": {"any_": [flow_run]}})
+        return {one["description"]: one for one in found}
+
+
+@pytest.fixture(scope="module")
+def start_server() -> Iterator[Starter]:
+    """Start `python -m pipeline ui` in a project; it is ended with the tests."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(root: Path) -> tuple[subprocess.Popen[str], str]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        command = [sys.executable, "-m", "pipeline", "ui", "--port", str(port)]
+        process = subprocess.Popen(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        assert process.stdout is not None
+        said = [process.stdout.readline() for _ in range(3)]
+        assert said[2].strip() == f"http://127.0.0.1:{port}", said
+        return process, f"http://127.0.0.1:{port}/api"
+
+    yield start
+    for process in started:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_toy(tmp_path_factory.mktemp("flow"))
+
+
+@pytest.fixture(scope="module")
+def server(project: Path, start_server: Starter) -> Server:
+    return Server(start_server(project)[1])
+
+
+def everything(project: Path) -> list[str]:
+    return list(read_graph(project / "dvc.yaml"))
+
+
+def test_first_run_shows_the_dag_and_every_stage_completed(project: Path, server: Server) -> None:
+    done = run(project, "pipeline", "run")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "16 ran in" in done.stdout and server.url.removesuffix("/api") in done.stdout
+    flow_run = server.last_run()
+    assert flow_run["state_name"] == "Completed" and flow_run["parameters"] == {"targets": [], "force": False}
+    assert server.states(flow_run["id"]) == dict.fromkeys(everything(project), "Completed")
+    assert server.task_edges(flow_run["id"]) == edges(read_graph(project / "dvc.yaml"))
+    lines = server.ask("logs", logs={"flow_run_id": {"any_": [flow_run["id"]]}})
+    assert sum("  working" in line["message"] for line in lines) == 16
+    assert reproduce(root=project, say=lambda line: None) == dict.fromkeys(everything(project), "unchanged")
+
+
+def test_cached_and_restored_are_shown_as_such_with_their_tables(project: Path, server: Server) -> None:
+    before = (project / "params.yaml").read_bytes()
+    set_key(project, "peeling.reach", [1])
+    assert "14 unchanged, 2 ran in" in run(project, "pipeline", "run").stdout
+    states = server.states(server.last_run()["id"])
+    assert states == dict.fromkeys(everything(project), "Cached") | {"peeling": "Completed", "report": "Completed"}
+
+    (project / "params.yaml").write_bytes(before)
+    assert "14 unchanged, 2 restored in" in run(project, "pipeline", "run").stdout
+    flow_run = server.last_run()
+    states = server.states(flow_run["id"])
+    assert states == dict.fromkeys(everything(project), "Cached") | {"peeling": "Restored", "report": "Restored"}
+
+    written = {f"data/{path}" for node in read_graph(project / "dvc.yaml").values() for path in node.writes}
+    tables = {path for path in written if path.endswith((".csv", ".json"))}
+    pictures = {f"{path}/picture.svg" for path in written if "." not in path}
+    artifacts = server.artifacts(flow_run["id"])
+    assert set(artifacts) == tables | pictures and len(tables) > 10
+    rows = json.loads(artifacts["data/allocation.csv"]["data"])
+    word = (project / "data/allocation.csv").read_text().splitlines()[1].split(",")[1]
+    assert rows == [{"block": 0, "word": word}, {"block": 1, "word": word}]
+    assert artifacts["data/pictures/picture.svg"]["data"].startswith("![picture.svg](data:image/svg+xml;base64,")
+
+
+def test_nothing_to_do_is_said(project: Path, server: Server) -> None:
+    assert "Nothing to do: 16 unchanged in" in run(project, "pipeline", "run").stdout
+
+
+def test_a_target_runs_with_what_it_depends_on_and_force_runs_it_again(project: Path, server: Server) -> None:
+    done = run(project, "pipeline", "run", "--force", "allocation")
+    assert "5 ran in" in done.stdout, done.stdout + done.stderr
+    assert server.last_run()["parameters"] == {"targets": ["allocation"], "force": True}
+    done = run(project, "pipeline", "run", "alocation")
+    assert done.returncode == 1 and "no stage 'alocation'; there are model, tokens" in done.stderr
+
+
+def test_a_failed_stage_fails_its_task_and_nothing_below_it_runs(project: Path, server: Server) -> None:
+    set_key(project, "tokens.seed", 5)
+    done = run(project, "pipeline", "run", TOY_FAILS="statistics")
+    assert done.returncode == 1
+    assert done.stderr.strip() == "statistics: data/x.csv: no column 'y'; run z again"
+    flow_run = server.last_run()
+    assert flow_run["state_name"] == "Failed"
+    states = server.states(flow_run["id"])
+    assert states["statistics"] == "Failed"
+    below = {"allocation", "masking", "compress", "evaluation@masked", "evaluation@compressed", "report"}
+    assert {states[name] for name in below} == {"NotReady"}
+    assert states["redundancy"] == states["ghost"] == "Completed"  # beside it, not below it
+    assert run(project, "pipeline", "run").returncode == 0  # mended: goes on from there
+
+
+def test_a_plain_stage_reports_when_a_server_is_named(server: Server, tmp_path: Path) -> None:
+    light = removal_project(tmp_path)
+    done = run(light, "dvc", "repro", "--single-item", "removal", PREFECT_API_URL=server.url, PREFECT_HOME=str(tmp_path / "home"))
+    assert done.returncode == 0 and "removal: done in" in done.stdout, done.stdout + done.stderr
+    flow_run = server.last_run("palimpsest-stage")
+    assert flow_run["name"] == "removal" and flow_run["state_name"] == "Completed"
+    assert set(server.artifacts(flow_run["id"])) == {"data/removal.json"}
+
+    set_key(light, "removal.count", 100)
+    done = run(light, "dvc", "repro", "--single-item", "removal", PREFECT_API_URL=server.url, PREFECT_HOME=str(tmp_path / "home"))
+    assert done.returncode != 0 and "Traceback" not in done.stderr and "removal.count" in done.stderr
+    assert server.last_run("palimpsest-stage")["state_name"] == "Failed"
+
+
+def removal_project(root: Path) -> Path:
+    """A project in which the real stage `removal` can run, alone."""
+    make_toy(root / "light")
+    shutil.copy(REPOSITORY / "dvc.yaml", root / "light/dvc.yaml")
+    pairs = pd.DataFrame([(i, j, 0.9) for i in range(7) for j in range(i + 1, 7)], columns=["i", "j", "cosine"])
+    write_table(root / "light/data/redundancy_pairs.csv", pairs)
+    write_table(root / "light/data/redundancy_blocks.csv", pd.DataFrame({"block": range(6), "influence": 0.1}))
+    return root / "light"
+
+
+def test_a_named_server_that_is_down_costs_a_warning(tmp_path: Path) -> None:
+    light = removal_project(tmp_path)
+    nowhere = "http://127.0.0.1:9/api"
+    done = run(light, "dvc", "repro", "--single-item", "removal", PREFECT_API_URL=nowhere)
+    assert done.returncode == 0 and "removal: done in" in done.stdout
+    assert f"Warning: the Prefect server at {nowhere} (PREFECT_API_URL) does not answer" in done.stdout
+
+
+def test_no_server_is_said_and_none_is_started(tmp_path: Path) -> None:
+    root = make_toy(tmp_path / "alone")
+    done = run(root, "pipeline", "run", "tokens")
+    assert done.returncode == 0 and "No Prefect server is running" in done.stdout and "2 ran in" in done.stdout
+    assert not (root / ".prefect").exists()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_that_dies_half_way_costs_a_warning(tmp_path: Path, start_server: Starter, how: signal.Signals) -> None:
+    root = make_toy(tmp_path / "project")
+    process, url = start_server(root)
+    command = [sys.executable, "-m", "pipeline", "run", "peeling", "evaluation@removed"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    flow = subprocess.Popen(
+        command, cwd=root, env={**environment, "TOY_SECONDS": "1.5"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert flow.stdout is not None
+    said = []
+    for line in flow.stdout:
+        said.append(line)
+        if "Running stage 'tokens'" in line:
+            break
+    if how == signal.SIGKILL:
+        kill_children(process.pid)
+    else:
+        process.terminate()
+        process.wait(timeout=30)
+    start = time.monotonic()
+    output, errors = flow.communicate(timeout=240)
+    assert not is_alive(url, 1)
+    assert flow.returncode == 0, errors
+    assert f"Warning: the Prefect server at {url} no longer answers" in output and errors == ""
+    assert "7 ran in" in output
+    assert set(reproduce(["peeling", "evaluation@removed"], root=root, say=said.append).values()) == {"unchanged"}
+    assert time.monotonic() - start < 120  # the client by itself would try to reach it for several minutes
+
+
+def kill_children(parent: int) -> None:
+    """kill -9 the server under `pipeline ui`, and what it has started."""
+    import psutil
+
+    for child in psutil.Process(parent).children(recursive=True):
+        child.kill()
+
+
+def test_a_taken_port_is_said(project: Path, server: Server) -> None:
+    port = server.url.split(":")[2].split("/")[0]
+    done = run(project, "pipeline", "ui", "--port", port)
+    assert done.returncode == 1 and f"port {port} on 127.0.0.1 is taken" in done.stderr
+
+
+def test_the_ui_calls_the_port_it_is_served_from(server: Server) -> None:
+    with urllib.request.urlopen(f"{server.url.removesuffix('/api')}/ui-settings") as answer:
+        assert json.load(answer)["api_url"] == server.url
+
+
+def test_dvc_failing_by_itself_is_said_in_its_own_words(project: Path) -> None:
+    with pytest.raises(StageFailed, match="Stage 'nosuch' not found"):
+        reproduce(["nosuch"], root=project, say=lambda line: None)
