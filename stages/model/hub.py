@@ -42,7 +42,7 @@ def fetch_snapshot(repository: str, revision: str, trust_remote_code: bool) -> P
         raise
     except (HFValidationError, GatedRepoError, RevisionNotFoundError, RepositoryNotFoundError) as error:
         _refuse(repository, revision, error)
-    except Exception as error:  # noqa: BLE001  the client raises errors of its HTTP library, which differs between versions
+    except Exception as error:  # the client raises errors of its HTTP library, which differs between versions
         return _cached(repository, revision, patterns, error)
 
 

@@ -12,8 +12,8 @@ import torch
 
 from pipeline.artifacts import write_json
 from pipeline.console import say
-from pipeline.packages import fetch
 from pipeline.files import Files
+from pipeline.packages import fetch
 from stages.decoder.checkpoint import MANIFEST, Checkpoint
 from stages.model import Model, Params
 from stages.model.check import check_checkpoint, check_digits, load_tokenizer

@@ -24,7 +24,7 @@ def read_files(tokens: Tokens, data: Path) -> Corpus:
     for file in evaluation.files:
         if file["sha256"] in known:
             raise PalimpsestError(
-                f"tokens.evaluation_files: {file['name']} has the same bytes as {known[file['sha256']]} of tokens.calibration_files; "
+                f"tokens.evaluation_files: {file['name']} has the same bytes as {known[file['sha256']]} of calibration_files; "
                 "a model must not be measured on its calibration text"
             )
     return Corpus("files", calibration, evaluation)

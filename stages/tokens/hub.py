@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-import datasets.config
-from datasets import load_dataset
 from huggingface_hub import HfApi
 from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
 
@@ -55,20 +53,24 @@ def _commit(dataset: str, revision: str) -> str:
         raise PalimpsestError(f"{dataset}: no revision '{revision}' on the hub; check tokens.revision") from None
     except RepositoryNotFoundError:
         raise PalimpsestError(f"{dataset}: no such data set on the hub, or private; check tokens.dataset, {INSTEAD}") from None
-    except Exception as error:  # noqa: BLE001  the client raises errors of its HTTP library, which differs between versions
+    except Exception as error:  # the client raises errors of its HTTP library, which differs between versions
         say(f"the hub cannot be reached ({_reason(error)}); looking for {dataset} in the Hugging Face cache")
+        import datasets.config
+
         datasets.config.HF_HUB_OFFLINE = True  # else it tries again and again for half a minute
         return ""
 
 
 def _documents(source: str, split: str, tokens: Tokens, options: dict[str, Any]) -> Iterator[str]:
+    from datasets import load_dataset  # takes seconds, and only this source needs it
+
     try:
         rows: Any = load_dataset(source, tokens.subset, split=split, **options)
         for number, row in enumerate(rows, 1):
             yield text_of(row, tokens.field, f"{tokens.dataset}, {split}, row {number}")
     except PalimpsestError:
         raise
-    except Exception as error:  # noqa: BLE001  `datasets` raises whatever its file systems and builders do
+    except Exception as error:  # `datasets` raises whatever its file systems and builders do
         _refuse(tokens, split, error)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ from pipeline.tensors import write_tensors
 from stages.decoder.checkpoint import Checkpoint
 from stages.tokens import Params, Tokens
 from stages.tokens.corpus import Corpus, Split
+from stages.tokens.demo import read_demo
 from stages.tokens.encode import bos_of, encode_documents
+from stages.tokens.files import read_files
+from stages.tokens.hub import read_hub
 from stages.tokens.text import Tally, tallied
 from stages.tokens.windows import choose, pack
 
@@ -31,7 +34,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     _check_length(tokens.length, checkpoint)
     tokenizer = load_tokenizer(checkpoint)
     bos = bos_of(tokenizer, tokens.special_tokens)
-    corpus = read_corpus(tokens, inputs["corpus"].parent)
+    corpus = SOURCES[tokens.source](tokens, inputs["corpus"].parent)
 
     calibration = read_split("calibration", corpus.calibration, tokens, tokenizer, bos)
     evaluation = read_split("evaluation", corpus.evaluation, tokens, tokenizer, bos)
@@ -77,9 +80,7 @@ def read_split(role: str, split: Split, tokens: Tokens, tokenizer: PreTrainedTok
     windows = pack(ids, tokens.length, window)
     wanted: int = getattr(tokens, f"{role}_windows")
     cut = " (as many as tokens.pool allows)" if len(ids) >= tokens.pool else ""
-    say(
-        f"{role}: {tally.documents} documents of '{split.name}', {len(ids):,} tokens{cut}; {wanted} of {len(windows)} windows taken"
-    )
+    say(f"{role}: {tally.documents} documents of '{split.name}', {len(ids):,} tokens{cut}; {wanted} of {len(windows)} windows")
     if wanted > len(windows):
         own = tokens.length - (window is not None)
         more = f"add text to tokens.{role}_files" if tokens.source == "files" else f"choose a larger tokens.{role}_split"
@@ -104,17 +105,7 @@ def _about(corpus: Corpus, split: Split, read: Read, tokens: Tokens) -> dict[str
     }
 
 
-def read_corpus(tokens: Tokens, data: Path) -> Corpus:
-    """The corpus of the source that `tokens` names."""
-    module, function = SOURCES[tokens.source]
-    return getattr(importlib.import_module(f"stages.tokens.{module}"), function)(tokens, data)
-
-
-SOURCES = {  # imported when asked for: `datasets` alone takes seconds to import
-    "demo": ("demo", "read_demo"),
-    "files": ("files", "read_files"),
-    "hub": ("hub", "read_hub"),
-}
+SOURCES: dict[str, Callable[[Tokens, Path], Corpus]] = {"demo": read_demo, "files": read_files, "hub": read_hub}
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
