@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prefect import flow, task
+from prefect import State, flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import wait
 from prefect.logging import get_run_logger
-from prefect.states import Completed, Failed, State
+from prefect.states import Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from pipeline.errors import PalimpsestError
@@ -79,12 +79,17 @@ def upstream(targets: Sequence[str]) -> list[str]:
 def run_flow(targets: Sequence[str] = (), force: bool = False, jobs: int = 2) -> dict[str, Outcome]:
     """Run the stages as a Prefect flow; if Prefect fails on the way, finish them without it.
 
-    Returns DVC's answer per stage. Raises StageFailed with the message of the stage that failed.
+    Args:
+        targets: stages to bring up to date, with what they depend on; none means all.
+        jobs: how many stages may work at the same time.
+
+    Returns DVC's answer per stage. Raises PalimpsestError with the messages of the stages that failed.
     """
     names = upstream(targets)
     done: dict[str, Outcome] = {}
     failed: dict[str, StageFailed] = {}
     slots = threading.Semaphore(jobs)
+    touched = set(names) if force else descendants(changed_stages(), flow_edges())
     outputs = {name: [Path(DATA) / path for path in node.writes] for name, node in read_graph().items()}
 
     @task(cache_policy=NO_CACHE, persist_result=False)
@@ -103,15 +108,16 @@ def run_flow(targets: Sequence[str] = (), force: bool = False, jobs: int = 2) ->
         talk(lambda: publish(outputs[name]))
         return Completed(name=STATES[outcome], message=f"DVC: {outcome}")
 
-    @flow(name="palimpsest", persist_result=False, task_runner=ThreadPoolTaskRunner(max_workers=len(names)))
+    workers: Any = ThreadPoolTaskRunner(max_workers=len(names))  # waiting ones cost nothing; `slots` limits those that work
+
+    @flow(name="palimpsest", persist_result=False, task_runner=workers)
     def palimpsest(targets: list[str], force: bool) -> State[Any]:
-        touched = set(names) if force else descendants(changed_stages(), flow_edges())
         futures: dict[str, Any] = {}
 
         def submit(name: str, *after: Any) -> Any:
             if name in names:
-                one = run_stage.with_options(name=name, task_run_name=name)
-                futures[name] = one.submit(name, force, name not in touched, wait_for=[future for future in after if future])
+                submit_one: Any = run_stage.with_options(name=name, task_run_name=name).submit
+                futures[name] = submit_one(name, force, name not in touched, wait_for=[future for future in after if future])
             return futures.get(name)
 
         wire(submit)
@@ -120,12 +126,12 @@ def run_flow(targets: Sequence[str] = (), force: bool = False, jobs: int = 2) ->
 
     trouble = ""
     try:
-        palimpsest(list(targets), force, return_state=True)
+        show: Any = palimpsest
+        show(list(targets), force, return_state=True)
     except Exception as error:  # Prefect's, for the stages' own are in `failed`
         trouble = f"{type(error).__name__}: {error}".splitlines()[0]
     if failed:
-        first = next(iter(failed))
-        raise StageFailed(first, _summary(failed))
+        raise PalimpsestError(_summary(failed))
     left = [name for name in names if name not in done]
     if left:
         print(f"Warning: the run goes on without Prefect ({trouble or 'it gave up'}).", flush=True)
@@ -145,7 +151,7 @@ def _teller(stage: str) -> Callable[[str], None]:
 
 
 def _summary(failed: dict[str, StageFailed]) -> str:
-    return "\n".join(f"{name}: {error}" for name, error in failed.items())
+    return "\n".join(map(str, failed.values()))
 
 
 def _count(done: dict[str, Outcome]) -> str:

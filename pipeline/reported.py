@@ -28,9 +28,9 @@ def run_reported(name: str, outputs: Sequence[Path], work: Callable[[], None]) -
         print(sentence, flush=True)
         return work()
     open_link(url)
-    from prefect import flow
+    from prefect import State, flow
     from prefect.logging import get_run_logger
-    from prefect.states import Completed, Failed, State
+    from prefect.states import Completed, Failed
 
     from pipeline.ui import publish
 
@@ -49,7 +49,8 @@ def run_reported(name: str, outputs: Sequence[Path], work: Callable[[], None]) -
         talk(lambda: publish(list(outputs)))
         return Completed()
 
-    trouble = talk(lambda: stage(return_state=True))
+    show: Any = stage
+    trouble = talk(lambda: show(return_state=True))
     if problem is not None:
         raise problem
     if not begun:

@@ -27,17 +27,17 @@ _ANSWERS: tuple[tuple[re.Pattern[str], Outcome], ...] = (
     (re.compile(r"Stage '(\S+)' is cached - skipping run, checking out outputs"), "restored"),
     (re.compile(r"Running stage '(\S+)':"), "ran"),
 )
-_NOISE = re.compile(r"Use `dvc push`|Updating lock file|Data and pipelines are up to date|> python ")
+_NOISE = re.compile(r"Use `dvc push`|Updating lock file|Data and pipelines are up to date|ERROR: failed to reproduce|> python ")
 
 _running: set[subprocess.Popen[str]] = set()
 _stopping = threading.Event()
 
 
 class StageFailed(PalimpsestError):
-    """A stage ended with an error; the message is the stage's own."""
+    """A stage ended with an error. The message is the stage's own, after its name; or DVC's, if DVC failed (stage "")."""
 
     def __init__(self, stage: str, message: str):
-        super().__init__(message)
+        super().__init__(f"{stage}: {message}" if stage else message)
         self.stage = stage
 
 
@@ -78,9 +78,9 @@ def reproduce(
                 say(line)
         status = process.wait()
     if _stopping.is_set():
-        raise StageFailed(current or " ".join(targets), "interrupted")
+        raise StageFailed(current, "interrupted")
     if status:
-        raise StageFailed(current or " ".join(targets), _reason(current, lines))
+        raise StageFailed(current, _reason(current, lines))
     return answers
 
 

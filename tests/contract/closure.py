@@ -82,7 +82,11 @@ def _with_code(stage: re.Match[str]) -> str:
     found = data.search(stage[0])
     if not found or not (ROOT / "stages" / stage[1]).is_dir():
         return stage[0]
-    kept = [one for one in re.findall(r'"[^"]+"|[^\s,\[\]]+', found[2].replace("- ", "")) if one.strip('"').startswith(("data/", "${"))]
+    kept = [
+        one
+        for one in re.findall(r'"[^"]+"|[^\s,\[\]]+', found[2].replace("- ", ""))
+        if one.strip('"').startswith(("data/", "${"))
+    ]
     indent = f"{found[1]}       "
     lines = [part for group in (kept, sorted(code_of(stage[1]), key=_own_first(stage[1]))) for part in _wrap(group)]
     return stage[0][: found.start()] + f"{found[1]}deps: [" + f",\n{indent}".join(lines) + "]" + stage[0][found.end() :]

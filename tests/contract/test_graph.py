@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -27,11 +29,9 @@ def test_flow_has_the_stages_of_dvc_yaml() -> None:
     assert sorted(upstream([])) == sorted(GRAPH)
 
 
-def test_the_edges_read_from_dvc_yaml_are_dvcs_own(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
-    done = subprocess.run([sys.executable, "-m", "dvc", "dag", "--dot"], cwd=ROOT, capture_output=True, text=True, check=True)
+def test_the_edges_read_from_dvc_yaml_are_dvcs_own() -> None:
+    command = [sys.executable, "-m", "dvc", "dag", "--dot"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     lines = [line.strip(' ;"').split('" -> "') for line in done.stdout.splitlines() if "->" in line]
     assert {(start, end) for start, end in lines} == edges(GRAPH)
 
@@ -40,7 +40,8 @@ def test_the_edges_read_from_dvc_yaml_are_dvcs_own(tmp_path: Path) -> None:
 def test_code_dependencies_are_what_the_code_imports(stage: str) -> None:
     missing, needless = differences(GRAPH[stage])
     assert not missing and not needless, (
-        f"dvc.yaml, deps of '{stage}': add {sorted(missing)}, remove {sorted(needless)}; or: python -m tests.contract.closure --fix"
+        f"dvc.yaml, deps of '{stage}': add {sorted(missing)}, remove {sorted(needless)}; "
+        "or: python -m tests.contract.closure --fix"
     )
 
 
@@ -62,7 +63,9 @@ def test_no_stage_imports_another(stage: str) -> None:
 
 def test_decoder_imports_no_stage() -> None:
     for file in (ROOT / "stages/decoder").rglob("*.py"):
-        assert not [used for used in imported_files(file) if used.is_relative_to(ROOT / "stages") and used.parent.name != "decoder"]
+        assert not [
+            used for used in imported_files(file) if used.is_relative_to(ROOT / "stages") and used.parent.name != "decoder"
+        ]
 
 
 def test_pipeline_knows_no_stage() -> None:
@@ -81,7 +84,6 @@ def test_every_stage_package_is_in_dvc_yaml() -> None:
 
 def test_params_yaml_states_every_key_with_its_default() -> None:
     stated = read_params(ROOT / "params.yaml")
-    # exclude_none would hide a key; a section that cannot stand without values would need its own line here
     assert stated == {name: model().model_dump() for name, model in section_models().items()}
 
 
@@ -114,5 +116,5 @@ def _method_table(module: Path) -> list[str] | None:
         if isinstance(target, ast.Name) and target.id == "METHODS":
             value = statement.value  # type: ignore[union-attr]
             assert isinstance(value, ast.Dict)
-            return [key.value for key in value.keys if isinstance(key, ast.Constant)]
+            return [str(key.value) for key in value.keys if isinstance(key, ast.Constant)]
     return None

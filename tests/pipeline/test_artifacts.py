@@ -46,9 +46,15 @@ def test_two_processes_write_equal_bytes(tmp_path: Path) -> None:
     assert len(seen) == 1 and len(next(iter(seen))) == 3
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8])
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8]
+)
 def test_the_library_reads_what_we_write(tmp_path: Path, dtype: torch.dtype) -> None:
-    tensors = {"long": torch.arange(12).view(3, 4).to(dtype), "odd": torch.arange(5).to(dtype), "empty": torch.zeros(0, 4, dtype=dtype)}
+    tensors = {
+        "long": torch.arange(12).view(3, 4).to(dtype),
+        "odd": torch.arange(5).to(dtype),
+        "empty": torch.zeros(0, 4, dtype=dtype),
+    }
     tensors["flag"] = torch.tensor([True, False, True])  # one byte each, so that a wider tensor after it would be misaligned
     write_tensors(tmp_path / "t.safetensors", tensors)
     loaded = load_file(tmp_path / "t.safetensors")
@@ -194,7 +200,9 @@ def test_atomic_keeps_the_old_file_when_writing_fails(tmp_path: Path) -> None:
     assert (tmp_path / "f").read_text() == "old" and len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (98_000_000, "98 MB"), (1.5e9, "1.5 GB")])
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (98_000_000, "98 MB"), (1.5e9, "1.5 GB")]
+)
 def test_human_bytes(count: float, text: str) -> None:
     assert human_bytes(count) == text
 

@@ -1,4 +1,4 @@
-"""The runner: a stage gets what dvc.yaml declares and nothing else; what a user got wrong is one clear message, before any work."""
+"""The runner: a stage gets what dvc.yaml declares and nothing else; a user's mistake is one clear message, before any work."""
 
 from __future__ import annotations
 
@@ -81,9 +81,17 @@ def test_a_wrong_value_of_any_stage_is_refused_before_any_work(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("  count: 3", "  cuont: 3", "params.yaml: removal.cuont: unknown key; did you mean count? allowed: blocks, count, method, protect"),
+        (
+            "  count: 3",
+            "  cuont: 3",
+            "params.yaml: removal.cuont: unknown key; did you mean count? allowed: blocks, count, method, protect",
+        ),
         ("removal:\n", "removol:\n", "params.yaml: removol: unknown section; did you mean removal? allowed: allocation, "),
-        ("    bound: 0.05", "    bnd: 0.05", "params.yaml: allocation.pals.bnd: unknown key; did you mean bound? allowed: bound, "),
+        (
+            "    bound: 0.05",
+            "    bnd: 0.05",
+            "params.yaml: allocation.pals.bnd: unknown key; did you mean bound? allowed: bound, ",
+        ),
         ("removal:\n", "removal: [\n", "params.yaml: not valid YAML: "),
     ],
 )
@@ -140,7 +148,9 @@ def test_an_undeclared_parameter_is_not_there(project: Path, run: Run, monkeypat
         run()
 
 
-@pytest.mark.parametrize(("old", "new"), [("params: [removal]", "params: [removal, masking]"), ("params: [removal]", "params: []")])
+@pytest.mark.parametrize(
+    ("old", "new"), [("params: [removal]", "params: [removal, masking]"), ("params: [removal]", "params: []")]
+)
 def test_dvc_yaml_and_the_stage_have_to_agree_on_parameters(project: Path, run: Run, old: str, new: str) -> None:
     (project / "dvc.yaml").write_text((project / "dvc.yaml").read_text().replace(old, new))
     status, said = run()
