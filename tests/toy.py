@@ -18,7 +18,7 @@ from pipeline.graph import read_graph
 REPOSITORY = Path(__file__).parent.parent
 COPIED = (".dvc/config", ".dvc/.gitignore", ".dvcignore", ".gitignore", "dvc.yaml", "params.yaml", "pipeline", "stages")
 # Writes each output from the content of every input and of every section of params.yaml that dvc.yaml declares.
-STAGE = '''\
+STAGE = """\
 import hashlib, json, os, re, sys, time
 from pathlib import Path
 node = json.loads(Path("nodes.json").read_text())[sys.argv[1]]
@@ -42,7 +42,7 @@ for name in node["writes"]:
     path.write_text(json.dumps({"value": 1.5, "word": word}) if path.suffix == ".json"
                     else f"block,word\\n0,{word}\\n1,{word}\\n" if path.suffix == ".csv"
                     else f"<svg xmlns='http://www.w3.org/2000/svg'><text y='9'>{word}</text></svg>")
-'''
+"""
 
 
 def make_toy(root: Path) -> Path:
@@ -89,5 +89,10 @@ def run(root: Path, *arguments: str, **environment: str) -> subprocess.Completed
     """Run `python -m MODULE ...` in the project, without what the caller's environment says of Prefect."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     return subprocess.run(
-        [sys.executable, "-m", *arguments], cwd=root, env={**inherited, **environment}, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", *arguments],
+        cwd=root,
+        env={**inherited, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
