@@ -22,7 +22,7 @@ HOME = Path(".prefect")
 NO_SERVER = "No Prefect server is running, so this run is shown here alone (python -m pipeline ui starts one)."
 LOST = threading.Event()  # set for good when a server that did answer no longer does
 SECONDS_BETWEEN_LOOKS = 2.0
-LOOKS_BEFORE_LOST = 2  # a busy machine may miss one
+LOOKS_BEFORE_LOST = 3  # a busy machine may miss one
 
 
 def find_server(root: Path = Path()) -> tuple[str | None, str]:
@@ -94,7 +94,7 @@ def _watch(url: str) -> None:
     missed = 0
     while missed < LOOKS_BEFORE_LOST:
         time.sleep(SECONDS_BETWEEN_LOOKS)
-        missed = 0 if is_alive(url) else missed + 1
+        missed = 0 if is_alive(url, 10) else missed + 1
     LOST.set()
     logging.raiseExceptions = False  # Prefect's log handler complains on stderr for each line it cannot send
     print(f"Warning: the Prefect server at {url} no longer answers; the run goes on without it.", flush=True)

@@ -224,7 +224,7 @@ def test_a_server_that_dies_half_way_costs_a_warning(tmp_path: Path, start_serve
     assert f"Warning: the Prefect server at {url} no longer answers" in output and errors == ""
     assert "5 ran in" in output
     assert set(reproduce(["statistics", "redundancy"], root=root, say=said.append).values()) == {"unchanged"}
-    assert time.monotonic() - start < 120  # the client by itself would try to reach it for several minutes
+    assert time.monotonic() - start < 200  # the client by itself would try to reach it for a minute per stage
 
 
 def kill_children(parent: int) -> None:
