@@ -10,7 +10,7 @@ from pipeline.artifacts import human_bytes
 from pipeline.console import progress, say
 from pipeline.errors import PalimpsestError
 from pipeline.packages import sha256_of
-from stages.decoder.checkpoint import INDEX, MANIFEST, find_shards
+from stages.decoder.checkpoint import INDEX, find_shards
 
 VOCABULARIES = (
     "tokenizer.json",
@@ -52,7 +52,7 @@ def checkpoint_files(folder: Path, trust_remote_code: bool) -> list[Path]:
         )
     wanted = SETTINGS + (CODE if trust_remote_code else ())
     chosen = [name for name in names if _matches(name, wanted) or name == INDEX or folder / name in shards]
-    return [folder / name for name in chosen if name != MANIFEST]
+    return [folder / name for name in chosen]
 
 
 def pin_files(files: list[Path]) -> list[dict[str, Any]]:

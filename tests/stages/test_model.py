@@ -20,6 +20,7 @@ from pipeline.packages import sha256_of
 from stages.decoder.checkpoint import Checkpoint, CheckpointError
 from stages.model import Model, Params
 from stages.model.check import check_digits
+from stages.model.gguf import drop_quantiser
 from stages.model.run import run, whole_folder
 from tests.hub import CLOSED, COMMIT, serve, use_hub
 from tests.models import FAMILIES, save_model
@@ -309,6 +310,16 @@ def test_gguf_dtype_and_equal_bytes(root: Path) -> None:
     assert {path.name: sha256_of(path) for path in out.iterdir()} == first
     assert {dtype for _, dtype in Checkpoint(out).specs.values()} == {torch.bfloat16}
     assert all(str(root) not in path.read_text() for path in out.glob("*.json"))
+
+
+def test_quantiser_is_taken_off_where_transformers_leaves_it_on(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32)
+    assert getattr(model, "hf_quantizer", None) is not None
+    drop_quantiser(model)
+    model.save_pretrained(tmp_path / "out")
+    assert "quantization" not in (tmp_path / "out" / "config.json").read_text()
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").lm_head.weight.dtype == torch.float32
 
 
 def test_what_is_no_gguf_is_refused(root: Path) -> None:
