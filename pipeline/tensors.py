@@ -39,7 +39,7 @@ Spec = tuple[tuple[int, ...], torch.dtype]
 
 def write_at(fd: int, offset: int, value: Tensor) -> None:
     """Write the bytes of `value` (contiguous, on the CPU) at `offset`. Raises ArtifactError if the disk is full."""
-    view = memoryview(value.view(-1).view(torch.uint8).numpy()) if value.numel() else memoryview(b"")
+    view = memoryview(value.view(-1).view(torch.uint8).numpy().data) if value.numel() else memoryview(b"")
     while view:
         try:
             count = os.pwrite(fd, view, offset)
@@ -51,7 +51,7 @@ def write_at(fd: int, offset: int, value: Tensor) -> None:
 def read_at(fd: int, offset: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Read a tensor of `shape` and `dtype` from `offset`. Raises ArtifactError if the file ends before it does."""
     buffer = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8)
-    view = memoryview(buffer.numpy())
+    view = memoryview(buffer.numpy().data)
     while view:
         count = os.preadv(fd, [view], offset)
         if count == 0:

@@ -9,8 +9,14 @@ from typing import Any
 import torch
 import transformers as t
 
-SIZES: dict[str, Any] = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_attention_heads=4, max_position_embeddings=64)
-IDS: dict[str, Any] = dict(bos_token_id=1, eos_token_id=2, pad_token_id=0)
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+}
+IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
 def _config(kind: str, **more: Any) -> Callable[[int], Any]:
@@ -36,7 +42,9 @@ FAMILIES: dict[str, Callable[[int], Any]] = {
         vocab_size=96, hidden_size=32, ffn_dim=48, num_hidden_layers=blocks, num_attention_heads=4,
         max_position_embeddings=64, word_embed_proj_dim=16, do_layer_norm_before=True, **IDS,
     ),
-    "falcon": lambda blocks: t.FalconConfig(vocab_size=96, hidden_size=32, num_hidden_layers=blocks, num_attention_heads=4, **IDS),
+    "falcon": lambda blocks: t.FalconConfig(
+        vocab_size=96, hidden_size=32, num_hidden_layers=blocks, num_attention_heads=4, **IDS
+    ),
     "bloom": lambda blocks: t.BloomConfig(vocab_size=96, hidden_size=32, n_layer=blocks, n_head=4, **IDS),
 }  # fmt: skip
 

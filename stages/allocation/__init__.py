@@ -29,10 +29,10 @@ class Allocation(Section):
 
     @model_validator(mode="after")
     def _bound_within_target(self) -> Allocation:
-        room = min(self.sparsity, 1 - self.sparsity)
+        room = round(min(self.sparsity, 1 - self.sparsity), 12)  # 1 - 0.9 is a little less than 0.1
         if self.method == "pals" and self.sparsity > 0 and self.pals.bound > room:
             raise ValueError(
-                f"pals.bound = {self.pals.bound} is larger than sparsity = {self.sparsity} leaves room for; allowed: 0 to {room:g}"
+                f"pals.bound = {self.pals.bound} is more than sparsity = {self.sparsity} has room for; allowed: 0 to {room:g}"
             )
         return self
 

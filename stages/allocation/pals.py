@@ -41,10 +41,13 @@ def block_scores(statistics: pd.DataFrame, source: str, percentile: float) -> np
     column = f"p{percentile:g}"
     if column not in statistics:
         there = ", ".join(name[1:] for name in statistics if name[0] == "p" and name[1:2].isdigit())
-        raise PalimpsestError(f"params.yaml: allocation.pals.percentile = {percentile:g} is not measured; statistics.percentiles has {there}")
+        raise PalimpsestError(
+            f"params.yaml: allocation.pals.percentile = {percentile:g} is not measured; statistics.percentiles has {there}"
+        )
     if source != "linear_inputs":
         place = source.removeprefix("block_")
-        return statistics[statistics.place == place].sort_values("block")[column].to_numpy(dtype=np.float64)
+        rows = statistics.loc[statistics["place"] == place].set_index("block")[column]
+        return np.asarray(rows.sort_index(), dtype=np.float64)
     rows = statistics[(statistics.parameters > 0) & statistics[column].notna()]
     weighted = (rows[column] * rows.width).groupby(rows.block).sum() / rows.width.groupby(rows.block).sum()
     return weighted.sort_index().to_numpy(dtype=np.float64)

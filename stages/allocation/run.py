@@ -24,9 +24,10 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     """Write `allocation.csv`: block, matrix (empty: the whole block), parameters, score, sparsity."""
     wanted = params.allocation
     statistics = read_table(inputs["statistics.csv"], ("block", "place", "width", "parameters"))
-    parameters = statistics.groupby("block")["parameters"].sum().to_numpy(dtype=np.float64)
+    parameters = np.asarray(statistics.groupby("block")["parameters"].sum(), dtype=np.float64)
     score, sparsity = METHODS[wanted.method](statistics, parameters, wanted)
     table = pd.DataFrame({"block": range(len(parameters)), "matrix": "", "parameters": parameters.astype(np.int64)})
     write_table(outputs["allocation.csv"], table.assign(score=score, sparsity=sparsity))
     realised = float((sparsity * parameters).sum() / parameters.sum())
-    say(f"{wanted.method}: {sparsity.min():.4f} to {sparsity.max():.4f} per block, {realised:.6f} over all, target {wanted.sparsity}")
+    spread = f"{sparsity.min():.4f} to {sparsity.max():.4f} per block"
+    say(f"{wanted.method}: {spread}, {realised:.6f} over all, target {wanted.sparsity}")

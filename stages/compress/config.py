@@ -18,8 +18,8 @@ from stages.decoder.skeleton import Decoder, block_type, find_blocks
 def shorten_config(config: Any, kept: list[int], blocks: int) -> Any:
     """A copy of `config` for the blocks `kept` of `blocks`.
 
-    Every list with one entry per block is cut to the kept ones (layer types and the like); lists of block indices, which
-    name blocks and are shorter, are renumbered.
+    Every list with one entry per block is cut to the kept ones (layer types and the like); lists that rise and name
+    blocks by index are renumbered.
     """
     short = copy.deepcopy(config)
     text = short.get_text_config()
@@ -27,10 +27,11 @@ def shorten_config(config: Any, kept: list[int], blocks: int) -> Any:
     for name, value in vars(text).copy().items():
         if not isinstance(value, list) or name.startswith("_"):
             continue
-        if len(value) == blocks:
-            setattr(text, name, [value[index] for index in kept])
-        elif name.endswith("_layers") and all(isinstance(one, int) and 0 <= one < blocks for one in value):
+        indices = name.endswith("_layers") and value == [one for one in range(blocks) if one in value]
+        if indices:
             setattr(text, name, [position[one] for one in value if one in position])
+        elif len(value) == blocks and not name.endswith(("_id", "_ids")):  # token ids, such as several that end a text
+            setattr(text, name, [value[index] for index in kept])
     text.num_hidden_layers = len(kept)
     return short
 
@@ -48,7 +49,9 @@ def check_shortened(small: Any, decoder: Decoder, kept: list[int]) -> None:
     """
     _, blocks = find_blocks(small)
     if len(blocks) != len(kept):
-        raise PalimpsestError(f"{decoder.checkpoint.folder}: a config with {len(kept)} blocks builds {len(blocks)}; cannot export")
+        raise PalimpsestError(
+            f"{decoder.checkpoint.folder}: a config with {len(kept)} blocks builds {len(blocks)}; cannot export"
+        )
     for new, old in enumerate(kept):
         if block_type(blocks[new]) != block_type(decoder.blocks[old]):
             raise PalimpsestError(

@@ -29,7 +29,9 @@ class Compute(Section):
             return "cuda" if torch.cuda.is_available() else "cpu"
         there = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}.get(self.device.split(":")[0])
         if there is not None and not there():
-            raise PalimpsestError(f"params.yaml: compute.device = {self.device!r}: this machine has none; allowed here: auto, cpu")
+            raise PalimpsestError(
+                f"params.yaml: compute.device = {self.device!r}: this machine has none; allowed here: auto, cpu"
+            )
         return self.device
 
     def resolve_dtype(self) -> torch.dtype:

@@ -28,7 +28,7 @@ class Grams:
 
     xx: Float[Tensor, "channel channel"]
     xd: Float[Tensor, "target channel channel"]
-    dd: Float[Tensor, "target"]
+    dd: Float[Tensor, " target"]
     tokens: int
 
 
@@ -66,7 +66,8 @@ def add_tokens(
 def solve_ridge(grams: Grams, ridge: float, what: str) -> Fit:
     """Minimise ||X M - D||² + λ||M||² with λ = ridge · trace(XᵀX) / channels, by Cholesky in float64.
 
-    A factorisation that fails is tried again with ten times the ridge, at most six times; the ridge used is returned.
+    A factorisation that fails, or that only rounding let through, is tried again with ten times the ridge, at most six
+    times; the ridge used is returned.
 
     Args:
         grams: the sums.
@@ -83,13 +84,19 @@ def solve_ridge(grams: Grams, ridge: float, what: str) -> Fit:
         damped = grams.xx.clone()
         damped.diagonal().add_(used * scale)
         factor, info = torch.linalg.cholesky_ex(damped)
-        if int(info) == 0 and scale > 0:
+        if int(info) == 0 and _is_sound(factor, damped):
             return Fit(torch.cholesky_solve(grams.xd, factor), used, damped)
         used = max(used * 10, 1e-10)
     raise SingularGram(
         f"{what}: XᵀX of {grams.tokens} tokens x {channels} channels is singular (condition {condition_number(grams.xx):.1e}) "
         f"even with ridge {used / 10:g}; use more calibration windows or a larger ridge"
     )
+
+
+def _is_sound(factor: Float[Tensor, "channel channel"], damped: Float[Tensor, "channel channel"]) -> bool:
+    """Whether every pivot stands clear of the rounding errors of the factorisation: else the solution would be noise."""
+    noise = len(factor) * torch.finfo(factor.dtype).eps * float(damped.diagonal().max())
+    return float(factor.diagonal().min()) ** 2 > noise
 
 
 def condition_number(symmetric: Float[Tensor, "channel channel"]) -> float:

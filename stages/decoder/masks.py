@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, UInt8
 from torch import Tensor, nn
 
+from pipeline.artifacts import ArtifactError, producer
 from pipeline.tensors import TensorFile
 from stages.decoder.matrices import prunable_matrices
 
@@ -35,8 +36,16 @@ def unpack_mask(packed: UInt8[Tensor, "out bytes"], columns: int) -> Bool[Tensor
 
 
 def apply_masks(block: nn.Module, masks: TensorFile, index: int) -> None:
-    """Set the masked weights of `block` (block `index` of the dense model, loaded) to zero."""
+    """Set the masked weights of `block` (block `index` of the dense model, loaded) to zero.
+
+    Raises ArtifactError naming the file if a mask is missing or has another shape than its matrix.
+    """
     for matrix in prunable_matrices(block):
-        weight = matrix.view(block)
-        keep = unpack_mask(masks.read(mask_name(index, matrix.name)), weight.shape[1])
-        weight.mul_(keep.to(weight.device))
+        weight, name = matrix.view(block), mask_name(index, matrix.name)
+        if masks.shape(name) != packed_shape(tuple(weight.shape)):
+            raise ArtifactError(
+                f"{masks.path}: '{name}' has shape {masks.shape(name)}, not that of a mask of {tuple(weight.shape)} weights; "
+                + producer(masks.path)
+            )
+        keep = unpack_mask(masks.read(name), weight.shape[1])
+        weight.masked_fill_(~keep.to(weight.device), 0.0)

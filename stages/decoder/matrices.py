@@ -2,7 +2,7 @@
 
 Three forms are known: `nn.Linear` (weight [out, in]), transposed linears such as GPT-2's `Conv1D` ([in, out]), and
 experts fused into one three-dimensional parameter ([expert, out, in], or [expert, in, out]). Everything else of a block
-(norms, biases, routers) is left alone.
+(norms, biases, routers, short convolutions) is left alone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def prunable_matrices(block: nn.Module) -> list[Matrix]:
             covered.add(id(module.weight))
             continue
         for name, parameter in module.named_parameters(recurse=False):
-            if parameter.ndim == 3:
+            if parameter.ndim == 3 and not isinstance(module, nn.Conv1d):
                 transposed = bool(getattr(module, "is_transposed", False))
                 found += [Matrix(f"{path}.{name}.{e}", path, name, e, transposed) for e in range(len(parameter))]
                 covered.add(id(parameter))
@@ -77,6 +77,9 @@ def watch(block: nn.Module, matrices: list[Matrix], see: See) -> Iterator[None]:
 
     Matrices that share an input (query, key, value) are shown the same tensor object, one after the other. An expert
     sees the tokens routed to it, and is not seen at all in a batch that routes none.
+
+    Raises PalimpsestError if no product with any expert of a fused parameter was recognised: its inputs would be missed
+    in silence.
     """
     handles = []
     for matrix in matrices:
@@ -85,8 +88,9 @@ def watch(block: nn.Module, matrices: list[Matrix], see: See) -> Iterator[None]:
             handles.append(block.get_submodule(matrix.module).register_forward_pre_hook(hook))
     experts = {(m.module, m.parameter): m for m in matrices if m.expert is not None}
     try:
-        with _Experts(block, list(experts), see):
+        with _Experts(block, list(experts), see) as products:
             yield
+        products.check()
     finally:
         for handle in handles:
             handle.remove()
@@ -103,6 +107,7 @@ class _Experts(TorchFunctionMode):
         super().__init__()
         self._see = see
         self._spans = []
+        self._seen: set[str] = set()
         for module, parameter in fused:
             weight = getattr(block.get_submodule(module), parameter)
             step = weight[0].numel() * weight.element_size()
@@ -113,5 +118,12 @@ class _Experts(TorchFunctionMode):
             x, weight = args[0], args[1]
             for start, stop, step, name in self._spans:
                 if start <= weight.data_ptr() < stop:
+                    self._seen.add(name)
                     self._see(f"{name}.{(weight.data_ptr() - start) // step}", x)
         return func(*args, **(kwargs or {}))
+
+    def check(self) -> None:
+        """Raise PalimpsestError naming a fused parameter no product with which was seen."""
+        for *_, name in self._spans:
+            if name not in self._seen:
+                raise PalimpsestError(f"{name}: experts that are not multiplied one by one; this form is not known here")

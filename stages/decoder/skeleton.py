@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -207,10 +207,9 @@ class Decoder:
             log = _Log()
             probe = _Recorder(self.blocks[0], log)
             with self._replaced([_Stop(probe), *list(self.blocks)[1:]]), torch.inference_mode():
-                try:
-                    self.model.base_model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=self.device), use_cache=False)
-                except _Stopped:
-                    pass
+                ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
+                with suppress(_Stopped):
+                    self.model.base_model(input_ids=ids, use_cache=False)
             with self.block(0) as block, torch.inference_mode():
                 out = block(log.first, *log.calls[0].args, **log.calls[0].kwargs)
             self._tail = tuple(out[1:]) if isinstance(out, tuple) else None
@@ -231,11 +230,12 @@ class Decoder:
         state = {name: self.checkpoint.read(name) for name in self._groups.get(group, [])}
         if not state:
             return
-        config = LoadStateDictConfig(device_map={"": self.device}, dtype=self.dtype, weight_mapping=self._conversions)
+        config = LoadStateDictConfig(device_map={"": self.device}, dtype=self.dtype, weight_mapping=list(self._conversions))  # type: ignore[arg-type]
         info, _ = convert_and_load_state_dict_in_model(self.model, state, config)
         problems = [*info.error_msgs, *(str(key) for key in info.mismatched_keys), *info.conversion_errors.values()]
         if problems:
-            raise DecoderError(f"{self.checkpoint.folder}: weights do not fit the model: {'; '.join(map(str, problems[:3]))}")
+            some = "; ".join(map(str, problems[:3]))
+            raise DecoderError(f"{self.checkpoint.folder}: weights do not fit the model: {some}")
         for parameter in self.model.parameters():
             parameter.requires_grad_(False)
 
@@ -257,9 +257,8 @@ class Decoder:
         tied = set(getattr(self.model, "all_tied_weights_keys", {}) or {})
         missing = sorted(set(expected) - found - tied)
         if missing:
-            raise DecoderError(
-                f"{self.checkpoint.folder}: {len(missing)} tensors of the model are not in the checkpoint: {', '.join(missing[:4])}"
-            )
+            some = ", ".join(missing[:4])
+            raise DecoderError(f"{self.checkpoint.folder}: {len(missing)} tensors of the model are not in the checkpoint: {some}")
         return groups
 
     def _group_of(self, name: str) -> int:
@@ -324,7 +323,8 @@ def block_type(block: nn.Module) -> str:
         f"{path}.{name}={value}"
         for path, module in block.named_modules()
         for name, value in sorted(vars(module).items())
-        if isinstance(value, str | bool | int | float | type(None)) and not name.startswith("_") and "idx" not in name
+        if isinstance(value, str | bool | int | float | type(None))
+        if not name.startswith("_") and not {"idx", "id", "index"} & set(name.split("_"))
     ]
     digest = hashlib.sha256("\n".join([shapes, *settings]).encode()).hexdigest()[:8]
     kind = next((str(getattr(block, name)) for name in ("attention_type", "layer_type") if hasattr(block, name)), "")

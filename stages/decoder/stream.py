@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -25,12 +25,19 @@ def batches(windows: int, length: int, batch_tokens: int) -> list[tuple[int, int
 class Stream:
     """Hidden states [window, token, channel], read and overwritten batch by batch. Gone when the context ends."""
 
-    def __init__(self, folder: Path, windows: int, length: int, width: int, dtype: torch.dtype):
-        self.windows, self.length, self.dtype = windows, length, dtype
-        self._shape = (length, width)
+    def __init__(self, folder: Path, shape: Sequence[int], dtype: torch.dtype):
+        """
+        Args:
+            folder: where the scratch file lies, without a name.
+            shape: windows, tokens, channels.
+            dtype: of the hidden states.
+        """
+        self.windows, self.length, width = shape
+        self.dtype = dtype
+        self._shape = (self.length, width)
         self._row = math.prod(self._shape) * dtype.itemsize
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = tempfile.TemporaryFile(dir=folder, prefix=".stream-", buffering=0)
+        self._file = tempfile.TemporaryFile(dir=folder, prefix=".stream-", buffering=0)  # noqa: SIM115 (closed by __exit__)
 
     def __enter__(self) -> Stream:
         return self
@@ -50,15 +57,14 @@ class Stream:
 def embed(decoder: Decoder, ids: Tensor, stream: Stream, batch_tokens: int) -> None:
     """Fill `stream` with the embedding of the token ids [window, token]."""
     with decoder.trunk():
-        for start, stop in batches(*ids.shape, batch_tokens):
+        for start, stop in batches(len(ids), ids.shape[1], batch_tokens):
             stream.write(start, decoder.embed(ids[start:stop].long()))
 
 
-def advance(decoder: Decoder, index: int, stream: Stream, batch_tokens: int, after: Callable[[Tensor], Tensor] | None = None) -> None:
-    """Push the whole stream through block `index`, which must be loaded, and then through `after` if given."""
-    for start, stop, hidden in read_batches(stream, batch_tokens, decoder.device):
+def advance(decoder: Decoder, index: int, stream: Stream, batch_tokens: int) -> None:
+    """Push the whole stream through block `index`, which must be loaded."""
+    for start, _, hidden in read_batches(stream, batch_tokens, decoder.device):
         out = decoder.call(index, hidden)
-        out = out if after is None else after(out)
         finite_or_stop(out, index, start)
         stream.write(start, out)
 

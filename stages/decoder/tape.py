@@ -37,7 +37,8 @@ class Tape:
     def read(self, boundary: int, start: int, stop: int) -> Tensor:
         """Windows `start:stop` at `boundary`: [window, token, channel]. Raises ArtifactError on NaN or infinity."""
         return check_finite(
-            self._file.rows(boundary_name(boundary), start, stop), f"{self._file.path}: boundary {boundary}, windows {start}-{stop - 1}"
+            self._file.rows(boundary_name(boundary), start, stop),
+            f"{self._file.path}: boundary {boundary}, windows {start}-{stop - 1}",
         )
 
     def batches(self, batch_tokens: int, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:

@@ -48,7 +48,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         memory_key="compute.batch_tokens",
         disk_key="tokens.evaluation_windows",
     )
-    with Stream(path.parent, *ids.shape, decoder.width, decoder.dtype) as stream:
+    with Stream(path.parent, (*ids.shape, decoder.width), decoder.dtype) as stream:
         embed(decoder, ids, stream, compute.batch_tokens)
         zeros, prunable, blocks = _push_through(decoder, stream, masks, removed, compute.batch_tokens)
         losses = torch.tensor(list(_window_losses(decoder, stream, ids)), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""How far an operator is from symmetric: what no rescaling in an orthogonal basis can express (arXiv 2605.15491, section on theory)."""
+"""How far an operator is from symmetric: what no rescaling in an orthogonal basis can express (arXiv 2605.15491)."""
 
 from __future__ import annotations
 

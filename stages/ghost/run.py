@@ -59,8 +59,9 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
                 "norm": float(fit.m[0].norm()),
             }
         )
+        errors = f"error {rows[-1]['train_error']:.3f} train, {rows[-1]['heldout_error']:.3f} held out"
         raised = f", ridge raised from {wanted.ridge:g} to {fit.ridge:g}" if fit.ridge != wanted.ridge else ""
-        say(f"blocks {start} to {stop - 1}: error {rows[-1]['train_error']:.3f} train, {rows[-1]['heldout_error']:.3f} held out{raised}")
+        say(f"blocks {start} to {stop - 1}: {errors}{raised}")
     write_table(outputs["ghost.csv"], pd.DataFrame(rows, columns=COLUMNS))
     write_tensors(outputs["ghost.safetensors"], operators, {"convention": "row vectors: x + x M", "runs": runs})
     if not runs:

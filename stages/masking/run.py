@@ -58,7 +58,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         stream = None
         if runs_blocks:
             folder = outputs["masks.safetensors"].parent
-            stream = stack.enter_context(Stream(folder, *ids.shape, decoder.width, decoder.dtype))
+            stream = stack.enter_context(Stream(folder, (*ids.shape, decoder.width), decoder.dtype))
             embed(decoder, ids, stream, compute.batch_tokens)
         for index in progress(range(len(decoder)), "block"):
             with decoder.block(index) as block:
@@ -85,7 +85,9 @@ class Shares:
 
     def __init__(self, table: pd.DataFrame, blocks: int):
         if set(table.block) != set(range(blocks)):
-            raise PalimpsestError(f"allocation.csv has blocks {sorted(set(table.block))}, the model has {blocks}; run: dvc repro allocation")
+            raise PalimpsestError(
+                f"allocation.csv has blocks {sorted(set(table.block))}, the model has {blocks}; run: dvc repro allocation"
+            )
         names = table.matrix.fillna("")
         self._shares = dict(zip(zip(table.block, names, strict=True), table.sparsity.astype(float), strict=True))
         self.largest = float(table.sparsity.max())

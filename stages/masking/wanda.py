@@ -6,7 +6,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def wanda(weight: Float[Tensor, "out in"], squares: Float[Tensor, "in"]) -> Float[Tensor, "out in"]:
+def wanda(weight: Float[Tensor, "out in"], squares: Float[Tensor, " in"]) -> Float[Tensor, "out in"]:
     """|W_ij| · ||x_j||, in float32.
 
     Args:

@@ -1,4 +1,4 @@
-"""Per-token cosine between boundaries: block influence (ShortGPT, arXiv 2403.03853) and Streamline's window (arXiv 2403.19135)."""
+"""Per-token cosine between boundaries: ShortGPT's block influence (arXiv 2403.03853), Streamline's window (arXiv 2403.19135)."""
 
 from __future__ import annotations
 

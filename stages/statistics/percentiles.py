@@ -10,6 +10,7 @@ The percentile q of N values is the ⌈q N / 100⌉-th smallest: always one of t
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import torch
 from jaxtyping import Float, Int
@@ -19,7 +20,7 @@ BUCKETS = 1 << 15  # the sign bit is gone
 FINE = 1 << 16
 
 
-def magnitude_bits(x: Float[Tensor, "*any"]) -> Int[Tensor, "values"]:
+def magnitude_bits(x: Float[Tensor, "*any"]) -> Int[Tensor, " values"]:
     """The bits of |x| as int32, in the order of |x|: 32 bits for float32, the upper half of float32 for bfloat16.
 
     float16 is widened to float32 first.
@@ -30,22 +31,22 @@ def magnitude_bits(x: Float[Tensor, "*any"]) -> Int[Tensor, "values"]:
     return flat.float().view(torch.int32)
 
 
-def coarse_histogram(bits: Int[Tensor, "values"]) -> Int[Tensor, "bucket"]:
+def coarse_histogram(bits: Int[Tensor, " values"]) -> Int[Tensor, " bucket"]:
     """Counts per upper half, [32768]."""
     return torch.bincount(bits >> 16, minlength=BUCKETS)
 
 
-def fine_histogram(bits: Int[Tensor, "values"], bucket: int) -> Int[Tensor, "value"]:
+def fine_histogram(bits: Int[Tensor, " values"], bucket: int) -> Int[Tensor, " value"]:
     """Counts per lower half among the values in one bucket of the coarse histogram, [65536]."""
     return torch.bincount(bits[(bits >> 16) == bucket] & (FINE - 1), minlength=FINE)
 
 
 def rank_of(percentile: float, count: int) -> int:
     """⌈percentile/100 · count⌉, at least 1."""
-    return max(1, math.ceil(percentile / 100 * count - 1e-9))
+    return max(1, math.ceil(Fraction(str(percentile)) * count / 100))
 
 
-def locate(counts: Int[Tensor, "bucket"], rank: int) -> tuple[int, int]:
+def locate(counts: Int[Tensor, " bucket"], rank: int) -> tuple[int, int]:
     """(bucket, rank inside it) of the `rank`-th smallest value of a histogram."""
     cumulative = counts.cumsum(0)
     bucket = int(torch.searchsorted(cumulative, rank))
@@ -57,7 +58,7 @@ def value_of(bucket: int, fine: int = 0) -> float:
     return float(torch.tensor((bucket << 16) | fine, dtype=torch.int32).view(torch.float32))
 
 
-def count_above(counts: Int[Tensor, "bucket"], fine: Int[Tensor, "value"] | None, threshold: float) -> int:
+def count_above(counts: Int[Tensor, " bucket"], fine: Int[Tensor, " value"] | None, threshold: float) -> int:
     """How many values exceed `threshold`, given the coarse histogram and the fine one of the threshold's bucket.
 
     Without `fine` (16-bit types) a bucket is one value.

@@ -9,6 +9,10 @@ import argparse
 import tempfile
 from pathlib import Path
 
+from accelerate import init_empty_weights
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from stages.decoder.skeleton import find_blocks
 from tests.bench.project import idle_bytes, llama_config, make_project, run_stage
 
 STAGES = (
@@ -17,8 +21,12 @@ STAGES = (
 )  # fmt: skip
 
 
+HEADER = "blocks  checkpoint   block  stage                  seconds     peak  less libraries  /checkpoint  /block"
+ROW = "{:6d}  {:7.2f} GB  {:6.2f}  {:21s}  {:7.1f}  {:7.2f}  {:14.2f}  {:11.2f}  {:6.2f}"
+
+
 def main() -> None:
-    """Print a table: per stage and depth, peak memory as it is, without the libraries, and as a share of the checkpoint."""
+    """Print a row per stage and depth: peak memory in GB, without the libraries, over the checkpoint and over one block."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, default=2048)
     parser.add_argument("--blocks", type=int, nargs="+", default=[8, 16])
@@ -26,31 +34,23 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256)
     wanted = parser.parse_args()
     idle = idle_bytes()
-    print(f"libraries alone: {idle / 1e9:.2f} GB\n")
-    print("blocks  checkpoint  block  stage                   seconds   peak  less libraries  /checkpoint  /block")
+    print(f"libraries alone: {idle / 1e9:.2f} GB; a block is counted in float32, the checkpoint is bfloat16\n{HEADER}")
     for blocks in wanted.blocks:
         config = llama_config(wanted.width, blocks)
+        compute = {"dtype": "float32", "batch_tokens": wanted.length}
         with tempfile.TemporaryDirectory(dir=".") as folder:
-            size = make_project(
-                Path(folder).resolve(), config, wanted.windows, wanted.length, compute={"dtype": "float32", "batch_tokens": wanted.length}
-            )
-            block = _block_parameters(config) * 4
+            root = Path(folder).resolve()
+            size = make_project(root, config, wanted.windows, wanted.length, compute=compute)
+            block = block_parameters(config) * 4
             for stage in STAGES:
-                used = run_stage(Path(folder).resolve(), stage)
+                used = run_stage(root, stage)
                 own = used.peak_bytes - idle
-                print(
-                    f"{blocks:6d}  {size / 1e9:7.2f} GB  {block / 1e9:.2f}  {stage:22s}  {used.seconds:7.1f}  {used.peak_bytes / 1e9:5.2f}"
-                    f"  {own / 1e9:14.2f}  {own / size:11.2f}  {own / block:6.2f}",
-                    flush=True,
-                )
+                sizes = used.peak_bytes / 1e9, own / 1e9, own / size, own / block
+                print(ROW.format(blocks, size / 1e9, block / 1e9, stage, used.seconds, *sizes), flush=True)
 
 
-def _block_parameters(config: object) -> int:
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
-    from stages.decoder.skeleton import find_blocks
-
+def block_parameters(config: LlamaConfig) -> int:
+    """Parameters of one block."""
     with init_empty_weights():
         _, blocks = find_blocks(AutoModelForCausalLM.from_config(config))
     return sum(p.numel() for p in blocks[0].parameters())

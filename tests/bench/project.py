@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -75,7 +74,9 @@ def make_project(root: Path, config: LlamaConfig, windows: int, length: int, **s
     for name, values in sections.items():
         params[name].update(values)
     yaml.dump(params, root / "params.yaml")
-    ids = torch.randint(0, config.vocab_size, (2 * windows, length), dtype=torch.int32, generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(
+        0, config.vocab_size, (2 * windows, length), dtype=torch.int32, generator=torch.Generator().manual_seed(1)
+    )
     write_tensors(root / "data/tokens.safetensors", {"calibration": ids[:windows], "evaluation": ids[windows:]})
     return save_random(root / "data/model", config)
 
@@ -84,7 +85,10 @@ def run_stage(root: Path, stage: str) -> Usage:
     """Run one stage in a process of its own and ask the operating system what it took."""
     start = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.runner", stage], cwd=root, env={**os.environ, "PREFECT_API_URL": ""}, stdout=subprocess.DEVNULL
+        [sys.executable, "-m", "pipeline.runner", stage],
+        cwd=root,
+        env={**os.environ, "PREFECT_API_URL": ""},
+        stdout=subprocess.DEVNULL,
     )
     _, status, usage = os.wait4(process.pid, 0)
     if status:
@@ -98,8 +102,3 @@ def idle_bytes() -> int:
     process = subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY)
     _, _, usage = os.wait4(process.pid, 0)
     return usage.ru_maxrss * 1024
-
-
-def own_peak() -> int:
-    """Peak memory of this process so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -32,19 +32,19 @@ def main() -> None:
 
     def plain() -> None:
         with torch.inference_mode():
-            for start, stop in batches(*ids.shape, tokens):
+            for start, stop in batches(len(ids), ids.shape[1], tokens):
                 model(input_ids=ids[start:stop].long(), use_cache=False)
 
     def streamed() -> None:
         decoder = Decoder(Path("data/model"), dtype)
-        with Stream(Path("data"), *ids.shape, decoder.width, dtype) as stream:
+        with Stream(Path("data"), (*ids.shape, decoder.width), dtype) as stream:
             embed(decoder, ids, stream, tokens)
             for index in range(len(decoder)):
                 with decoder.block(index):
                     advance(decoder, index, stream, tokens)
 
     forward, blocks = _in_turn(plain, streamed)
-    print(f"plain forward pass {forward:6.2f} s   block by block, weights read from disk {blocks:6.2f} s   ratio {blocks / forward:.2f}")
+    print(f"plain forward pass {forward:.2f} s, block by block from disk {blocks:.2f} s, ratio {blocks / forward:.2f}")
     for what, code in (
         ("a stage without torch", "import stages.removal.run, pipeline.runner"),
         ("a stage with torch", "import stages.ghost.run, pipeline.runner"),

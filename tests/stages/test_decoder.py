@@ -66,7 +66,7 @@ def test_sharded_checkpoints_are_read(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     decoder = Decoder(tmp_path)
     with decoder.block(2) as block:
-        assert torch.equal(block.mlp.up_proj.weight, model.model.layers[2].mlp.up_proj.weight)
+        assert torch.equal(block.get_parameter("mlp.up_proj.weight"), model.model.layers[2].mlp.up_proj.weight)
 
 
 def test_block_types_tell_sliding_from_full_attention(tmp_path: Path) -> None:
