@@ -48,7 +48,7 @@ def test_what_dvc_sees_changed(finished_toy: Path, key: str, value: Any, expecte
     assert descendants(changed, edges(read_graph(finished_toy / "dvc.yaml"))) == expected
 
 
-RUN_IN_FULL = [row for row in RERUNS if row[0] in {"masking.method", "removal.count", "evaluation.resamples", "report.title"}]
+RUN_IN_FULL = [row for row in RERUNS if row[0] in {"masking.method", "removal.count", "report.title"}]
 
 
 @pytest.mark.parametrize(("key", "value", "expected"), RUN_IN_FULL, ids=[row[0] for row in RUN_IN_FULL])

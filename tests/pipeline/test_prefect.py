@@ -151,16 +151,21 @@ def test_a_target_runs_with_what_it_depends_on_and_force_runs_it_again(project: 
 
 def test_a_failed_stage_fails_its_task_and_nothing_below_it_runs(project: Path, server: Server) -> None:
     set_key(project, "tokens.seed", 5)
-    done = run(project, "pipeline", "run", TOY_FAILS="statistics")
+    done = run(project, "pipeline", "run", "allocation", "removal", TOY_FAILS="statistics")
     assert done.returncode == 1
     assert done.stderr.strip() == "statistics: data/x.csv: no column 'y'; run z again"
     flow_run = server.last_run()
     assert flow_run["state_name"] == "Failed"
     states = server.states(flow_run["id"])
-    assert states["statistics"] == "Failed"
-    below = {"allocation", "masking", "compress", "evaluation@masked", "evaluation@compressed", "report"}
-    assert {states[name] for name in below} == {"NotReady"}
-    assert states["redundancy"] == states["ghost"] == "Completed"  # beside it, not below it
+    assert states.pop("model") in {"Cached", "Completed"}
+    assert states == {
+        "tokens": "Completed",
+        "capture": "Completed",
+        "statistics": "Failed",
+        "allocation": "NotReady",  # below it
+        "redundancy": "Completed",  # beside it
+        "removal": "Completed",
+    }
 
 
 def test_a_plain_stage_reports_when_a_server_is_named(server: Server, tmp_path: Path) -> None:
