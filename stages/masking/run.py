@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from pipeline.artifacts import read_table
+from pipeline.artifacts import ArtifactError, producer, read_table
 from pipeline.console import plan, progress, say
 from pipeline.errors import PalimpsestError
 from pipeline.files import Files
@@ -17,7 +17,7 @@ from pipeline.tensors import TensorFile, TensorWriter
 from stages.decoder.masks import mask_name, pack_mask, packed_shape
 from stages.decoder.matrices import Matrix, prunable_matrices, watch
 from stages.decoder.skeleton import Decoder
-from stages.decoder.stream import Stream, advance, embed, read_batches
+from stages.decoder.stream import Stream, advance, embed, read_batches, read_windows
 from stages.masking import Params
 from stages.masking.magnitude import magnitude
 from stages.masking.rows import keep_per_row
@@ -34,7 +34,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     compute, wanted = params.compute, params.masking
     decoder = Decoder(inputs["model"], compute.resolve_dtype(), compute.resolve_device())
     shares = Shares(read_table(inputs["allocation.csv"], ("block", "matrix", "sparsity")), len(decoder))
-    ids = TensorFile(inputs["tokens.safetensors"]).read("calibration")
+    ids = read_windows(TensorFile(inputs["tokens.safetensors"]), "calibration", decoder)
     statistics = TensorFile(inputs["statistics.safetensors"])
     needs_activations = wanted.method in NEEDS_ACTIVATIONS and shares.largest > 0
     runs_blocks = needs_activations and wanted.activations == "pruned"
@@ -66,11 +66,13 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
                 if stream is not None:
                     squares = watch_squares(decoder, index, matrices[index], stream, compute.batch_tokens)
                 elif needs_activations:
-                    squares = _saved_squares(statistics, index, matrices[index])
+                    squares = _saved_squares(statistics, index, {m.name: sizes[index, m.name][1] for m in matrices[index]})
                 for matrix in matrices[index]:
-                    weight = matrix.view(block)
-                    score = _score(wanted.method, weight, squares.get(matrix.name), needs_activations, index, matrix)
-                    keep = keep_per_row(score, shares.of(index, matrix.name))
+                    weight, share = matrix.view(block), shares.of(index, matrix.name)
+                    if share == 0:
+                        keep = torch.ones_like(weight, dtype=torch.bool)
+                    else:
+                        keep = keep_per_row(_score(wanted.method, weight, squares.get(matrix.name), index, matrix), share)
                     weight.mul_(keep)
                     file.write(mask_name(index, matrix.name), pack_mask(keep))
                     kept += int(keep.sum())
@@ -88,7 +90,7 @@ class Shares:
             raise PalimpsestError(
                 f"allocation.csv has blocks {sorted(set(table.block))}, the model has {blocks}; run: dvc repro allocation"
             )
-        names = table.matrix.fillna("")
+        names = ["" if pd.isna(name) else str(name) for name in table.matrix]
         self._shares = dict(zip(zip(table.block, names, strict=True), table.sparsity.astype(float), strict=True))
         self.largest = float(table.sparsity.max())
 
@@ -118,14 +120,24 @@ def watch_squares(decoder: Decoder, index: int, matrices: list[Matrix], stream: 
     return squares
 
 
-def _saved_squares(statistics: TensorFile, index: int, matrices: list[Matrix]) -> dict[str, Tensor]:
-    names = {m.name: f"blocks.{index}.{m.name}" for m in matrices}
-    return {name: statistics.read(f"{key}.squares") for name, key in names.items() if int(statistics.read(f"{key}.tokens")) > 0}
+def _saved_squares(statistics: TensorFile, index: int, widths: dict[str, int]) -> dict[str, Tensor]:
+    """The same from the dense tape, for each matrix (name -> inputs) that any token reached."""
+    squares = {}
+    for name, width in widths.items():
+        key = f"blocks.{index}.{name}"
+        if int(statistics.read(f"{key}.tokens")) == 0:
+            continue
+        squares[name] = statistics.read(f"{key}.squares")
+        if squares[name].shape != (width,):
+            raise ArtifactError(
+                f"{statistics.path}: '{key}' is not of {width} inputs, as in the model; {producer(statistics.path)}"
+            )
+    return squares
 
 
-def _score(method: str, weight: Tensor, squares: Tensor | None, needed: bool, index: int, matrix: Matrix) -> Tensor:
-    """The method's scores; by magnitude where activations are needed and no token reached the matrix."""
-    if needed and squares is None:
+def _score(method: str, weight: Tensor, squares: Tensor | None, index: int, matrix: Matrix) -> Tensor:
+    """The method's scores; by magnitude where the method needs activations and no token reached the matrix."""
+    if squares is None and method in NEEDS_ACTIVATIONS:
         say(f"block {index}, {matrix.name}: no token was routed here; scored by magnitude")
-        return magnitude(weight, torch.ones(0))
+        method = "magnitude"
     return METHODS[method](weight, torch.ones(0) if squares is None else squares.to(weight.device))
