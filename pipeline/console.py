@@ -51,17 +51,15 @@ def plan(memory: int, disk: int, folder: Path, memory_key: str, disk_key: str) -
     Args:
         memory: peak bytes of memory the stage expects to hold.
         disk: bytes it will write below `folder`.
-        memory_key, disk_key: the keys of params.yaml to lower when it does not fit.
+        memory_key, disk_key: the keys of params.yaml to lower when it does not fit; empty if none would help.
     """
     folder.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(folder).free
     have = available_memory()
     say(f"plan: memory {human_bytes(memory)} of {human_bytes(have)}, disk {human_bytes(disk)} of {human_bytes(free)} free")
     if disk > free:
-        raise PalimpsestError(
-            f"{folder}: {human_bytes(disk)} to write but {human_bytes(free)} free; lower {disk_key} in params.yaml or free space"
-        )
+        hint = f"lower {disk_key} in params.yaml or free space" if disk_key else "free space"
+        raise PalimpsestError(f"{folder}: {human_bytes(disk)} to write but {human_bytes(free)} free; {hint}")
     if memory > have:
-        raise PalimpsestError(
-            f"{human_bytes(memory)} of memory needed but {human_bytes(have)} available; lower {memory_key} in params.yaml"
-        )
+        hint = f"lower {memory_key} in params.yaml" if memory_key else "close other programs or take a larger machine"
+        raise PalimpsestError(f"{human_bytes(memory)} of memory needed but {human_bytes(have)} available; {hint}")

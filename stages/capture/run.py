@@ -7,7 +7,7 @@ from pipeline.files import Files
 from pipeline.tensors import TensorFile, TensorWriter
 from stages.capture import Params
 from stages.decoder.skeleton import Decoder
-from stages.decoder.stream import batches, finite_or_stop
+from stages.decoder.stream import batches, finite_or_stop, read_windows
 from stages.decoder.tape import boundary_name
 
 
@@ -15,7 +15,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     """Write `tape.safetensors`: one tensor [window, token, channel] per boundary, in the dtype of forward passes."""
     compute = params.compute
     decoder = Decoder(inputs["model"], compute.resolve_dtype(), compute.resolve_device())
-    ids = TensorFile(inputs["tokens.safetensors"]).read("calibration")
+    ids = read_windows(TensorFile(inputs["tokens.safetensors"]), "calibration", decoder)
     windows, length = ids.shape
     ranges = batches(windows, length, compute.batch_tokens)
 
@@ -33,12 +33,14 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     with tape:
         with decoder.trunk():
             for start, stop in ranges:
-                tape.write(boundary_name(0), decoder.embed(ids[start:stop].long()), start)
+                hidden = decoder.embed(ids[start:stop].long())
+                finite_or_stop(hidden, "embedding", start)
+                tape.write(boundary_name(0), hidden, start)
         for index in progress(range(len(decoder)), "block"):
             with decoder.block(index):
                 for start, stop in ranges:
                     hidden = tape.read(boundary_name(index), start, stop).to(decoder.device)
                     hidden = decoder.call(index, hidden)
-                    finite_or_stop(hidden, index, start)
+                    finite_or_stop(hidden, f"block {index}", start)
                     tape.write(boundary_name(index + 1), hidden, start)
     say(f"{windows} windows of {length} tokens at {len(decoder) + 1} boundaries, {str(decoder.dtype).removeprefix('torch.')}")

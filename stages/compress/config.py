@@ -11,7 +11,7 @@ from accelerate import init_empty_weights
 from transformers import AutoModelForCausalLM
 
 from pipeline.errors import PalimpsestError
-from stages.compress.modeling import MODELING_FILE
+from stages.compress.modeling import MODELING_FILE, is_native
 from stages.decoder.skeleton import Decoder, block_type, find_blocks
 
 
@@ -67,6 +67,8 @@ def exported_config(config: Any, small: Any, places: list[tuple[int, str]], path
     """
     values = json.loads(config.to_json_string())
     values["architectures"] = [type(small).__name__]
+    if is_native(small):  # code that lay beside the checkpoint was not run here, and nothing is to run it later
+        values.pop("auto_map", None)
     values["dtype"] = str(small.dtype).removeprefix("torch.")
     if places:
         module = MODELING_FILE.removesuffix(".py")

@@ -61,12 +61,17 @@ def ghost_places(runs: list[tuple[int, int]], kept: list[int]) -> list[tuple[int
     return [(position[start - 1], "after") if start - 1 in position else (0, "before") for start, _ in runs]
 
 
+def is_native(model: Any) -> bool:
+    """Whether the model's class is one of `transformers`, not one that comes with the checkpoint."""
+    return type(model).__module__.startswith("transformers.")
+
+
 def modeling_source(model: Any, path: str) -> str:
     """The file's text for a model class of `transformers` whose blocks lie at `path`.
 
     Raises PalimpsestError for a class that comes with code of its own: the file could not import it.
     """
-    if not type(model).__module__.startswith("transformers."):
+    if not is_native(model):
         raise PalimpsestError(
             f"{type(model).__name__}: ghosts cannot be exported for a model with code of its own; set ghost.method: none"
         )

@@ -10,34 +10,35 @@ from typing import Any
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
-from pipeline.artifacts import read_json
+from pipeline.artifacts import ArtifactError, producer
 from pipeline.console import plan, progress, say
 from pipeline.files import Files
 from pipeline.tensors import TensorFile
 from stages.compress import Params
 from stages.compress.card import model_card
 from stages.compress.config import check_shortened, exported_config, shorten_config, skeleton_of
-from stages.compress.modeling import MODELING_FILE, ghost_places, modeling_source
+from stages.compress.modeling import MODELING_FILE, ghost_places, is_native, modeling_source
 from stages.compress.shards import write_shards
 from stages.decoder.checkpoint import Checkpoint
 from stages.decoder.masks import apply_masks
-from stages.decoder.operators import operator_name, runs_of
+from stages.decoder.operators import operator_name, read_removed, runs_of
 from stages.decoder.skeleton import Decoder
 
 COPIED = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model", "*.tiktoken",
-    "generation_config.json", "chat_template*", "preprocessor_config.json", "*.py",
+    "generation_config.json", "chat_template*", "preprocessor_config.json",
 )  # fmt: skip
 
 
 def run(params: Params, inputs: Files, outputs: Files) -> None:
     """Write `compressed/`: masked weights as zeros, removed blocks gone and the rest renumbered, ghosts as small linears."""
     masks = TensorFile(inputs["masks.safetensors"])
-    removed = read_json(inputs["removal.json"])["removed"]
     ghosts = TensorFile(inputs["ghost.safetensors"])
     decoder = Decoder(inputs["model"], Checkpoint(inputs["model"]).stored_dtype())
+    removed = read_removed(inputs["removal.json"], len(decoder))
     kept = [index for index in range(len(decoder)) if index not in set(removed)]
-    runs = [run for run in runs_of(removed) if operator_name(*run) in ghosts]
+    runs = runs_of(removed) if ghosts.names() else []
+    _check_ghosts(ghosts, runs, decoder.width)
     places = ghost_places(runs, kept)
 
     config = shorten_config(decoder.checkpoint.config, kept, len(decoder))
@@ -49,14 +50,14 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         memory=2 * max(decoder.block_bytes(), decoder.trunk_bytes()),
         disk=sum(p.numel() for p in small.parameters()) * decoder.dtype.itemsize,
         folder=folder.parent,
-        memory_key="nothing: the model's largest part has to fit",
-        disk_key="nothing: the export has to fit",
+        memory_key="",  # the model's largest part has to fit
+        disk_key="",
     )
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        _copy_companions(decoder.checkpoint.folder, partial)
+        _copy_companions(decoder.checkpoint.folder, partial, COPIED if is_native(small) else (*COPIED, "*.py"))
         (partial / "config.json").write_text(exported_config(config, small, places, decoder.path), encoding="utf-8")
         if places:
             (partial / MODELING_FILE).write_text(modeling_source(small, decoder.path), encoding="utf-8")
@@ -69,6 +70,16 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     say(f"{len(kept)} of {len(decoder)} blocks, {len(places)} ghosts, {total:,} parameters")
+
+
+def _check_ghosts(ghosts: TensorFile, runs: list[tuple[int, int]], width: int) -> None:
+    """Raise ArtifactError naming the file if its operators are not those of the removed runs of this model."""
+    expected = {operator_name(*run): (width, width) for run in runs}
+    if ghosts.specs != expected:
+        raise ArtifactError(
+            f"{ghosts.path}: the removed blocks ask for {', '.join(expected)} of {width} channels, not {ghosts.specs}; "
+            + producer(ghosts.path)
+        )
 
 
 def _state(
@@ -94,9 +105,9 @@ def _names_on_disk(small: Any, part: dict[str, Tensor], has_code: bool) -> dict[
     return part if has_code else revert_weight_conversion(small, part)
 
 
-def _copy_companions(source: Path, target: Path) -> None:
-    """Tokenizer, generation config and the like come along as they are."""
-    for pattern in COPIED:
+def _copy_companions(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
+    """Tokenizer, generation config and the like come along as they are; code only if the model was built from it."""
+    for pattern in patterns:
         for file in sorted(source.glob(pattern)):
             if file.is_file():
                 shutil.copyfile(file, target / file.name)

@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from pipeline.artifacts import ArtifactError, producer, read_json
+
+
+def read_removed(path: Path, blocks: int) -> list[int]:
+    """The removed blocks that removal.json names, for a model of `blocks` blocks. Raises ArtifactError naming the file."""
+    content = read_json(path)
+    removed = content.get("removed") if isinstance(content, dict) else None
+    if not isinstance(removed, list) or not set(removed) <= set(range(blocks)):
+        raise ArtifactError(f"{path}: names no blocks of a model of {blocks} ({removed}); {producer(path)}")
+    if len(set(removed)) == blocks:
+        raise ArtifactError(f"{path}: names all {blocks} blocks of the model; at least one has to stay")
+    return removed
+
 
 def runs_of(removed: list[int]) -> list[tuple[int, int]]:
     """Maximal runs [start, stop) of adjacent removed blocks: `[3, 4, 7]` -> `[(3, 5), (7, 8)]`."""

@@ -11,9 +11,24 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from pipeline.artifacts import ArtifactError
-from pipeline.tensors import read_at, write_at
+from pipeline.artifacts import ArtifactError, producer
+from pipeline.tensors import TensorFile, read_at, write_at
 from stages.decoder.skeleton import Decoder
+
+
+def read_windows(tokens: TensorFile, split: str, decoder: Decoder) -> Tensor:
+    """Token ids [window, token] of split "calibration" or "evaluation".
+
+    Raises ArtifactError naming the file if there are none, or if they are not of the decoder's vocabulary.
+    """
+    vocabulary = decoder.checkpoint.config.get_text_config().vocab_size
+    shape = tokens.shape(split)
+    ids = tokens.read(split) if len(shape) == 2 and 0 not in shape else torch.full((1, 1), -1)
+    least, most = int(ids.min()), int(ids.max())
+    if least < 0 or most >= vocabulary:
+        what = f"token ids from {least} to {most}, the model has {vocabulary}" if ids.numel() > 1 else f"shape {shape}"
+        raise ArtifactError(f"{tokens.path}: '{split}' is no table of windows for this model ({what}); {producer(tokens.path)}")
+    return ids
 
 
 def batches(windows: int, length: int, batch_tokens: int) -> list[tuple[int, int]]:
@@ -58,14 +73,16 @@ def embed(decoder: Decoder, ids: Tensor, stream: Stream, batch_tokens: int) -> N
     """Fill `stream` with the embedding of the token ids [window, token]."""
     with decoder.trunk():
         for start, stop in batches(len(ids), ids.shape[1], batch_tokens):
-            stream.write(start, decoder.embed(ids[start:stop].long()))
+            hidden = decoder.embed(ids[start:stop].long())
+            finite_or_stop(hidden, "embedding", start)
+            stream.write(start, hidden)
 
 
 def advance(decoder: Decoder, index: int, stream: Stream, batch_tokens: int) -> None:
     """Push the whole stream through block `index`, which must be loaded."""
     for start, _, hidden in read_batches(stream, batch_tokens, decoder.device):
         out = decoder.call(index, hidden)
-        finite_or_stop(out, index, start)
+        finite_or_stop(out, f"block {index}", start)
         stream.write(start, out)
 
 
@@ -75,12 +92,12 @@ def read_batches(stream: Stream, batch_tokens: int, device: str) -> Iterator[tup
         yield start, stop, stream.read(start, stop).to(device)
 
 
-def finite_or_stop(hidden: Tensor, block: int, first_window: int) -> None:
-    """Raise ArtifactError naming block, window and channel if `hidden` [window, token, channel] is not finite."""
+def finite_or_stop(hidden: Tensor, what: str, first_window: int) -> None:
+    """Raise ArtifactError naming `what`, window and channel if `hidden` [window, token, channel] is not finite."""
     bad = ~torch.isfinite(hidden)
     if bad.any():
         window, token, channel = bad.nonzero()[0].tolist()
         raise ArtifactError(
-            f"block {block}: NaN or infinite activation in window {first_window + window}, token {token}, channel {channel}; "
+            f"{what}: NaN or infinite activation in window {first_window + window}, token {token}, channel {channel}; "
             "try compute.dtype: float32 in params.yaml, or check the checkpoint"
         )

@@ -41,6 +41,14 @@ class Tape:
             f"{self._file.path}: boundary {boundary}, windows {start}-{stop - 1}",
         )
 
+    def check_model(self, blocks: int, width: int) -> None:
+        """Raise ArtifactError naming the file if it is the tape of a model with other blocks or another width."""
+        if (self.boundaries - 1, self.width) != (blocks, width):
+            raise ArtifactError(
+                f"{self._file.path}: the tape of {self.boundaries - 1} blocks of width {self.width}, but the model has {blocks} "
+                f"of width {width}; {producer(self._file.path)}"
+            )
+
     def batches(self, batch_tokens: int, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
         """Ranges of the windows `first:last` that hold at most `batch_tokens` tokens each (but at least one window)."""
         end = self.windows if last is None else last

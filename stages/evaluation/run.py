@@ -7,18 +7,20 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from pipeline.artifacts import read_json, write_json
+from pipeline.artifacts import ArtifactError, write_json
 from pipeline.console import plan, progress, say
 from pipeline.files import Files
 from pipeline.tensors import TensorFile
 from stages.decoder.masks import apply_masks
 from stages.decoder.matrices import prunable_matrices
+from stages.decoder.operators import read_removed
 from stages.decoder.skeleton import Decoder
-from stages.decoder.stream import Stream, advance, embed
+from stages.decoder.stream import Stream, advance, embed, read_windows
 from stages.evaluation import Params
 from stages.evaluation.bootstrap import mean_interval
 from stages.evaluation.losses import token_losses
 
+LARGEST_LOSS = 700.0  # nats; its exponential is still a number
 LOGIT_BYTES = 1 << 27  # logits of as many tokens at a time as fit in this
 
 
@@ -37,9 +39,9 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         trust_remote_code=True if exported else None,  # the modelling file is the one stage compress wrote
     )
     masks = TensorFile(inputs["masks.safetensors"]) if "masks.safetensors" in inputs else None
-    removed = set(read_json(inputs["removal.json"])["removed"]) if "removal.json" in inputs else set()
+    removed = set(read_removed(inputs["removal.json"], len(decoder))) if "removal.json" in inputs else set()
     tokens = TensorFile(inputs["tokens.safetensors"])
-    ids = tokens.read("evaluation")
+    ids = read_windows(tokens, "evaluation", decoder)
     batch_bytes = min(compute.batch_tokens, ids.numel()) * decoder.width * decoder.dtype.itemsize
     plan(
         memory=max(decoder.block_bytes(), decoder.trunk_bytes() + 3 * LOGIT_BYTES) + 16 * batch_bytes,
@@ -111,7 +113,13 @@ def _window_losses(decoder: Decoder, stream: Stream, ids: Tensor) -> Iterator[fl
                 token_losses(decoder.logits(hidden[:, start : start + step])[0], targets[start : start + step])
                 for start in range(0, len(targets), step)
             ]
-            yield float(torch.cat(losses).mean(dtype=torch.float64))
+            loss = float(torch.cat(losses).mean(dtype=torch.float64))
+            if not loss < LARGEST_LOSS:  # nor NaN
+                raise ArtifactError(
+                    f"window {window}: a mean loss of {loss:g} nats, of which no perplexity can be made; "
+                    "try compute.dtype: float32 in params.yaml, or check the checkpoint's final norm and head"
+                )
+            yield loss
 
 
 def _parameters(decoder: Decoder, removed: set[int]) -> int:

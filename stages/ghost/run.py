@@ -8,12 +8,12 @@ from typing import Any
 import pandas as pd
 import torch
 
-from pipeline.artifacts import read_json, write_table
+from pipeline.artifacts import write_table
 from pipeline.console import plan, progress, say
 from pipeline.files import Files
 from pipeline.tensors import write_tensors
 from stages.decoder.gram import Fit, Grams, condition_number, relative_errors
-from stages.decoder.operators import operator_name, runs_of
+from stages.decoder.operators import operator_name, read_removed, runs_of
 from stages.decoder.tape import Tape, tape_grams
 from stages.ghost import Params
 from stages.ghost.antisymmetry import antisymmetric_share
@@ -28,7 +28,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     """Write `ghost.safetensors` (per run M float32 [channel, channel], for row vectors x + x M) and `ghost.csv`."""
     wanted, device = params.ghost, params.compute.resolve_device()
     tape = Tape(inputs["tape.safetensors"])
-    runs = runs_of(read_json(inputs["removal.json"])["removed"])
+    runs = runs_of(read_removed(inputs["removal.json"], tape.boundaries - 1))
     if wanted.method == "none":
         runs = []
     plan(

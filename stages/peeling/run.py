@@ -16,6 +16,8 @@ from stages.decoder.tape import Tape, tape_grams
 from stages.peeling import Params
 from stages.peeling.own import own_errors
 
+COLUMNS = ["block", "target", "train_error", "heldout_error", "own_error", "ridge"]
+
 
 def run(params: Params, inputs: Files, outputs: Files) -> None:
     """Write `peeling.csv`, a row per block and target boundary, and `peeling.safetensors`.
@@ -41,11 +43,15 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     tensors = {name: torch.full((blocks, len(reach)), -1.0) for name in ("own", "heldout")}
     for block in progress(range(blocks), "block"):
         targets = [block + step for step in reach if block + step <= blocks]
+        if not targets:
+            continue
         train, held_out = tape_grams(
             tape, block, targets, wanted.held_out, params.compute.batch_tokens, device, torch.float32, "peeling.held_out"
         )
         own = own_errors(tape, block, targets, wanted.held_out, params.compute.batch_tokens)
         fit = solve_ridge(train, wanted.ridge, f"peeling of block {block}")
+        if fit.ridge != wanted.ridge:
+            say(f"block {block}: ridge raised from {wanted.ridge:g} to {fit.ridge:g}")
         train_errors, heldout_errors = relative_errors(train, fit.m), relative_errors(held_out, fit.m)
         for column, target in enumerate(targets):
             errors = {"train_error": train_errors[column], "heldout_error": heldout_errors[column], "own_error": own[target]}
@@ -53,7 +59,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
             tensors["own"][block, column], tensors["heldout"][block, column] = own[target], heldout_errors[column]
             if wanted.keep:
                 tensors[f"maps.{block}.{target}"] = fit.m[column].float().cpu()
-    write_table(outputs["peeling.csv"], pd.DataFrame(rows))
+    write_table(outputs["peeling.csv"], pd.DataFrame(rows, columns=COLUMNS))
     write_tensors(outputs["peeling.safetensors"], tensors, {"reach": reach, "convention": "row vectors: x + x M"})
     nearest = [row for row in rows if row["target"] == row["block"] + 1]
     if nearest:

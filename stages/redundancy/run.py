@@ -23,10 +23,10 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     tape, device = Tape(inputs["tape.safetensors"]), params.compute.resolve_device()
     chunk = max(1, min(tape.length, params.compute.batch_tokens // tape.boundaries))
     plan(
-        memory=3 * tape.boundaries * chunk * tape.width * 4,
+        memory=tape.boundaries * (tape.length + 3 * chunk) * tape.width * 4,
         disk=tape.windows * tape.boundaries**2 * 4,
         folder=outputs["redundancy_pairs.csv"].parent,
-        memory_key="compute.batch_tokens",
+        memory_key="tokens.length or compute.batch_tokens",
         disk_key="tokens.calibration_windows",
     )
     cosine = torch.zeros(tape.windows, tape.boundaries, tape.boundaries, dtype=torch.float64)

@@ -56,5 +56,5 @@ def _check_count(wanted: Removal, blocks: int, protected: set[int]) -> None:
     if wanted.count > most:
         raise PalimpsestError(
             f"params.yaml: removal.count = {wanted.count}: the model has {blocks} blocks, {len(protected)} of them protected; "
-            f"allowed: 1 to {most}"
+            + (f"allowed: 1 to {most}" if most else "none can go: set removal.method: none or protect fewer")
         )

@@ -33,6 +33,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     compute, wanted = params.compute, params.statistics
     decoder = Decoder(inputs["model"], compute.resolve_dtype(), compute.resolve_device())
     tape = Tape(inputs["tape.safetensors"])
+    tape.check_model(len(decoder), decoder.width)
     batch_bytes = min(compute.batch_tokens, tape.windows * tape.length) * tape.width * 4
     plan(
         memory=decoder.block_bytes() + 16 * batch_bytes + min(KEEP_BYTES, 16 * tape.windows * tape.length * tape.width * 4),
