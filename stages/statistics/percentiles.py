@@ -36,9 +36,10 @@ def coarse_histogram(bits: Int[Tensor, " values"]) -> Int[Tensor, " bucket"]:
     return torch.bincount(bits >> 16, minlength=BUCKETS)
 
 
-def fine_histogram(bits: Int[Tensor, " values"], bucket: int) -> Int[Tensor, " value"]:
-    """Counts per lower half among the values in one bucket of the coarse histogram, [65536]."""
-    return torch.bincount(bits[(bits >> 16) == bucket] & (FINE - 1), minlength=FINE)
+def fine_histograms(bits: Int[Tensor, " values"], buckets: list[int]) -> dict[int, Int[Tensor, " value"]]:
+    """For each of some buckets of the coarse histogram, counts per lower half among the values in it, [65536]."""
+    upper = (bits >> 16).to(torch.int16)  # half the bytes to look through once per bucket
+    return {bucket: torch.bincount(bits[upper == bucket] & (FINE - 1), minlength=FINE) for bucket in buckets}
 
 
 def rank_of(percentile: float, count: int) -> int:

@@ -13,7 +13,7 @@ from stages.statistics.percentiles import (
     FINE,
     coarse_histogram,
     count_above,
-    fine_histogram,
+    fine_histograms,
     locate,
     magnitude_bits,
     rank_of,
@@ -74,9 +74,8 @@ class Place:
 
     def second_look(self, x: Tensor) -> None:
         """Resolve the chosen buckets; show the same batches as before."""
-        bits = magnitude_bits(x)
-        for bucket, counts in self.fine.items():
-            counts += fine_histogram(bits, bucket).cpu()
+        for bucket, counts in fine_histograms(magnitude_bits(x), list(self.fine)).items():
+            self.fine[bucket] += counts.cpu()
 
     def percentile(self, q: float) -> float:
         """The ⌈qN/100⌉-th smallest |x|."""

@@ -144,4 +144,4 @@ def test_bits_keep_the_order(values: list[float]) -> None:
     assert int(counts.sum()) == len(x) and len(counts) == percentiles.BUCKETS
     for value, one in zip(x.abs().tolist(), bits.tolist(), strict=True):
         assert percentiles.value_of(one >> 16, one & 0xFFFF) == value
-        assert checked(percentiles.fine_histogram)(bits, one >> 16)[one & 0xFFFF] >= 1
+        assert checked(percentiles.fine_histograms)(bits, [one >> 16])[one >> 16][one & 0xFFFF] >= 1
