@@ -131,7 +131,7 @@ def _parameters(decoder: Decoder, removed: set[int]) -> int:
 def _contract(tokens: TensorFile, ids: Tensor, decoder: Decoder) -> dict[str, object]:
     """All that has to be equal for two perplexities to be comparable."""
     return {
-        **tokens.metadata.get("evaluation", {}),
+        **{key: value for key, value in tokens.metadata.get("evaluation", {}).items() if value != ""},
         "length": ids.shape[1],
         "stride": ids.shape[1],
         "windows": ids.shape[0],
