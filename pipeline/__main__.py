@@ -1,4 +1,4 @@
-"""`python -m pipeline run | ui | table`."""
+"""`python -m pipeline run | ui | table | verify`."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ def _parser() -> argparse.ArgumentParser:
     ui.set_defaults(action=_ui)
     table = commands.add_parser("table", help="print what was measured, and where the report is")
     table.set_defaults(action=_table)
+    verify = commands.add_parser("verify", help="drop cached files that something has damaged; dvc repro makes them anew")
+    verify.set_defaults(action=_verify)
     return parser
 
 
@@ -76,9 +78,22 @@ def _ui(options: argparse.Namespace) -> None:
 
 
 def _table(options: argparse.Namespace) -> None:
+    from pipeline.graph import read_graph
     from pipeline.table import comparison
 
+    read_graph()  # says so if this is not the project's folder
     print(comparison())
+
+
+def _verify(options: argparse.Namespace) -> None:
+    from pipeline.graph import read_graph
+    from pipeline.verify import verify
+
+    read_graph()
+    removed = verify()
+    print(
+        "\n".join([*(f"removed {path}" for path in removed), "Damaged; now run: dvc repro" if removed else "Nothing is damaged."])
+    )
 
 
 def _at_least_one(text: str) -> int:

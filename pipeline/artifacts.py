@@ -26,8 +26,8 @@ class ArtifactError(PalimpsestError):
 
 
 def producer(path: Path) -> str:
-    """How to make `path` again, for error messages."""
-    return f"run the stage that writes it again: dvc repro --force --single-item STAGE (see dvc.yaml for {path.name})"
+    """How to get a whole `path` again, for error messages."""
+    return f"to make {path.name} anew run: python -m pipeline verify, then dvc repro"
 
 
 @contextmanager
@@ -40,8 +40,10 @@ def atomic(path: Path) -> Iterator[Path]:
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
-    except PermissionError as error:
-        raise ArtifactError(f"{path}: no permission to write ({error.strerror}); check the owner of the folder") from None
+    except OSError as error:
+        raise ArtifactError(
+            f"{path}: cannot be written ({error.strerror}); check the folder's owner and the free space"
+        ) from None
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -73,8 +75,11 @@ def write_table(path: Path, table: pd.DataFrame) -> None:
         table.to_csv(temporary, index=False, lineterminator="\n")
 
 
-def read_table(path: Path, columns: tuple[str, ...] = ()) -> pd.DataFrame:
-    """Read a CSV and check that it has `columns`. Raises ArtifactError naming file and column otherwise."""
+def read_table(path: Path, columns: tuple[str, ...] = (), numbers: tuple[str, ...] = ()) -> pd.DataFrame:
+    """Read a CSV and check that it has `columns` and `numbers`, the latter finite in every row, of which there is one at least.
+
+    Raises ArtifactError naming file and column otherwise.
+    """
     import pandas as pd
 
     try:
@@ -83,9 +88,13 @@ def read_table(path: Path, columns: tuple[str, ...] = ()) -> pd.DataFrame:
         raise ArtifactError(f"{path}: not there; {producer(path)}") from None
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise ArtifactError(f"{path}: not a CSV table ({error}); {producer(path)}") from None
-    for column in columns:
+    for column in (*columns, *numbers):
         if column not in table:
             raise ArtifactError(f"{path}: no column '{column}' (it has {', '.join(table)}); {producer(path)}")
+    for column in numbers:
+        values = pd.to_numeric(table[column], errors="coerce").abs()
+        if table.empty or not (values < float("inf")).all():
+            raise ArtifactError(f"{path}: column '{column}' should hold a finite number in every row; {producer(path)}")
     return table
 
 

@@ -28,7 +28,7 @@ class ParamsError(PalimpsestError):
 class Section(BaseModel):
     """One section of params.yaml: frozen, no unknown keys, no silent conversion of types."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:
@@ -41,6 +41,9 @@ def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:
         raise ParamsError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
         raise ParamsError(f"{path}: expected a mapping of sections, found {type(raw).__name__}")
+    strange = [key for key in raw if not isinstance(key, str)]
+    if strange:
+        raise ParamsError(f"{path}: {strange[0]!r} is no name of a section")
     return raw
 
 

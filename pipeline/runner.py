@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -55,12 +56,22 @@ def _check_writable(folder: Path) -> None:
         raise PalimpsestError(f"{folder}: no permission to write; check who owns the folder")
 
 
+_interrupted: list[int] = []
+
+
+def _interrupt(number: int, _: object) -> None:
+    """Note the signal, since a library that it lands in may turn the exception into one of its own."""
+    _interrupted.append(number)
+    raise KeyboardInterrupt
+
+
 def main(arguments: list[str]) -> int:
     """Entry point; returns the exit status."""
     if len(arguments) != 1:
         print("usage: python -m pipeline.runner NAME   (a stage of dvc.yaml)", file=sys.stderr)
         return 2
     start = time.monotonic()
+    signal.signal(signal.SIGINT, _interrupt)
     try:
         if is_wanted():
             node = read_graph().get(arguments[0])
@@ -71,6 +82,14 @@ def main(arguments: list[str]) -> int:
     except PalimpsestError as error:
         print(f"\n{arguments[0]}: {error}\n", file=sys.stderr, flush=True)
         return 1
+    except OSError as error:  # a full disk, a file that may not be read: nothing a traceback would explain
+        print(f"\n{arguments[0]}: {error.filename or DATA}: {error.strerror or error}\n", file=sys.stderr, flush=True)
+        return 1
+    except BaseException:
+        if not _interrupted:
+            raise
+        print(f"\n{arguments[0]}: interrupted\n", file=sys.stderr, flush=True)
+        return 130
     print(f"  {arguments[0]}: done in {time.monotonic() - start:.1f} s", flush=True)
     return 0
 

@@ -168,7 +168,10 @@ class TensorFile:
         self.path = path
         self.specs: dict[str, tuple[int, ...]] = {}
         with self._open() as file:
-            self.metadata: dict[str, Any] = json.loads((file.metadata() or {}).get(METADATA_KEY, "{}"))
+            try:
+                self.metadata: dict[str, Any] = dict(json.loads((file.metadata() or {}).get(METADATA_KEY, "{}")))
+            except (ValueError, TypeError):
+                raise ArtifactError(f"{path}: metadata that is not ours; {producer(path)}") from None
             for name in file.keys():  # noqa: SIM118 (not a mapping)
                 self.specs[name] = tuple(file.get_slice(name).get_shape())
 

@@ -38,7 +38,7 @@ def block_scores(statistics: pd.DataFrame, source: str, percentile: float) -> np
 
     `linear_inputs` is the mean over the block's matrices of the percentile of their inputs, weighted by the inputs' widths.
     """
-    column = f"p{percentile:g}"
+    column = f"p{percentile!r}".removesuffix(".0")
     if column not in statistics:
         there = ", ".join(name[1:] for name in statistics if name[0] == "p" and name[1:2].isdigit())
         raise PalimpsestError(

@@ -23,7 +23,7 @@ METHODS: dict[str, Method] = {"uniform": uniform, "pals": pals}
 def run(params: Params, inputs: Files, outputs: Files) -> None:
     """Write `allocation.csv`: block, matrix (empty: the whole block), parameters, score, sparsity."""
     wanted = params.allocation
-    statistics = read_table(inputs["statistics.csv"], ("block", "place", "width", "parameters"))
+    statistics = read_table(inputs["statistics.csv"], ("place",), ("block", "width", "parameters"))
     parameters = np.asarray(statistics.groupby("block")["parameters"].sum(), dtype=np.float64)
     score, sparsity = METHODS[wanted.method](statistics, parameters, wanted)
     table = pd.DataFrame({"block": range(len(parameters)), "matrix": "", "parameters": parameters.astype(np.int64)})

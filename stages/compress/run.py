@@ -13,7 +13,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from pipeline.artifacts import ArtifactError, producer
 from pipeline.console import plan, progress, say
 from pipeline.files import Files
-from pipeline.tensors import TensorFile
+from pipeline.tensors import TensorFile, check_finite
 from stages.compress import Params
 from stages.compress.card import model_card
 from stages.compress.config import check_shortened, exported_config, shorten_config, skeleton_of
@@ -25,7 +25,7 @@ from stages.decoder.operators import operator_name, read_removed, runs_of
 from stages.decoder.skeleton import Decoder
 
 COPIED = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt", "*.model", "*.tiktoken",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken",
     "generation_config.json", "chat_template*", "preprocessor_config.json",
 )  # fmt: skip
 
@@ -37,7 +37,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     decoder = Decoder(inputs["model"], Checkpoint(inputs["model"]).stored_dtype())
     removed = read_removed(inputs["removal.json"], len(decoder))
     kept = [index for index in range(len(decoder)) if index not in set(removed)]
-    runs = runs_of(removed) if ghosts.names() else []
+    runs = runs_of(removed) if ghosts.metadata.get("operator") != "none" else []
     _check_ghosts(ghosts, runs, decoder.width)
     places = ghost_places(runs, kept)
 
@@ -61,7 +61,10 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         (partial / "config.json").write_text(exported_config(config, small, places, decoder.path), encoding="utf-8")
         if places:
             (partial / MODELING_FILE).write_text(modeling_source(small, decoder.path), encoding="utf-8")
-        fitted = {place: ghosts.read(operator_name(*run)) for run, place in zip(runs, places, strict=True)}
+        fitted = {
+            place: check_finite(ghosts.read(operator_name(*run)), f"{ghosts.path}: {operator_name(*run)}")
+            for run, place in zip(runs, places, strict=True)
+        }
         parts = _state(decoder, small, kept, masks, fitted)
         total = write_shards(partial, (_names_on_disk(small, part, bool(places)) for part in parts))
         (partial / "README.md").write_text(model_card(decoder, removed, runs), encoding="utf-8")

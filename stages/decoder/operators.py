@@ -11,7 +11,7 @@ def read_removed(path: Path, blocks: int) -> list[int]:
     """The removed blocks that removal.json names, for a model of `blocks` blocks. Raises ArtifactError naming the file."""
     content = read_json(path)
     removed = content.get("removed") if isinstance(content, dict) else None
-    if not isinstance(removed, list) or not set(removed) <= set(range(blocks)):
+    if not isinstance(removed, list) or not all(type(one) is int and 0 <= one < blocks for one in removed):
         raise ArtifactError(f"{path}: names no blocks of a model of {blocks} ({removed}); {producer(path)}")
     if len(set(removed)) == blocks:
         raise ArtifactError(f"{path}: names all {blocks} blocks of the model; at least one has to stay")

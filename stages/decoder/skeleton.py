@@ -8,7 +8,9 @@ recorders that reply with a given hidden state leave the final norm and the logi
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -181,7 +183,10 @@ class Decoder:
         return out[0] if isinstance(out, tuple) else out
 
     def calls(self, windows: int, length: int) -> list[Call]:
-        """The arguments of every block for full windows of this shape; they depend on nothing else."""
+        """The arguments of every block for full windows of this shape; they depend on nothing else.
+
+        The first time, block 0 is run on two tokens to see what it returns: ask before something watches it.
+        """
         if (windows, length) not in self._calls:
             with self.trunk():
                 self.embed(torch.zeros(windows, length, dtype=torch.long))
@@ -210,9 +215,19 @@ class Decoder:
                 ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
                 with suppress(_Stopped):
                     self.model.base_model(input_ids=ids, use_cache=False)
+            call, hidden = log.calls[0], log.first
+            assert hidden is not None
+            later = hidden.clone()
+            later[:, -1] += 1
             with self.block(0) as block, torch.inference_mode():
-                out = block(log.first, *log.calls[0].args, **log.calls[0].kwargs)
+                out, other = block(hidden, *call.args, **call.kwargs), block(later, *call.args, **call.kwargs)
             self._tail = tuple(out[1:]) if isinstance(out, tuple) else None
+            first, changed = (one[0][:, 0] if isinstance(one, tuple) else one[:, 0] for one in (out, other))
+            if not torch.allclose(first, changed, rtol=1e-2, atol=1e-4, equal_nan=True):
+                raise DecoderError(
+                    f"{self.checkpoint.folder}: block 0 of {type(self.model).__name__} looks ahead: its output at the first token "
+                    "depends on the second, so it is no decoder and has no perplexity"
+                )
         return self._tail
 
     @contextmanager
@@ -332,8 +347,13 @@ def block_type(block: nn.Module) -> str:
 
 
 def _unload(modules: Iterable[nn.Module]) -> None:
-    """Put the parameters back on the meta device."""
+    """Put the parameters back on the meta device, and their memory back to the operating system."""
     for module in modules:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 module._parameters[name] = nn.Parameter(torch.empty_like(parameter, device="meta"), requires_grad=False)
+    if _malloc_trim is not None:  # glibc keeps what is freed, and block after block its heap would grow to the model's size
+        _malloc_trim(0)
+
+
+_malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

@@ -11,7 +11,7 @@ from stages.decoder.compute import Compute
 class Evaluation(Section):
     """How the perplexity's interval is made."""
 
-    resamples: int = Field(default=1000, ge=100)
+    resamples: int = Field(default=1000, ge=100, le=1_000_000)
     confidence: float = Field(default=0.95, gt=0, lt=1)
     seed: int = Field(default=0, ge=0)
 

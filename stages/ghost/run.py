@@ -63,6 +63,8 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         raised = f", ridge raised from {wanted.ridge:g} to {fit.ridge:g}" if fit.ridge != wanted.ridge else ""
         say(f"blocks {start} to {stop - 1}: {errors}{raised}")
     write_table(outputs["ghost.csv"], pd.DataFrame(rows, columns=COLUMNS))
-    write_tensors(outputs["ghost.safetensors"], operators, {"convention": "row vectors: x + x M", "runs": runs})
+    write_tensors(
+        outputs["ghost.safetensors"], operators, {"convention": "row vectors: x + x M", "operator": wanted.method, "runs": runs}
+    )
     if not runs:
         say("nothing to restore")

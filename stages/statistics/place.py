@@ -21,6 +21,11 @@ from stages.statistics.percentiles import (
 )
 
 
+def column_name(percentile: float) -> str:
+    """`p99`, `p99.9`: the column of a percentile in statistics.csv, with all of its digits."""
+    return f"p{percentile!r}".removesuffix(".0")
+
+
 class Place:
     """Sums and histograms over the tokens seen so far; constant memory.
 
@@ -90,7 +95,7 @@ class Place:
     def row(self, percentiles: list[float], parameters: int) -> dict[str, Any]:
         """One row of statistics.csv; all but `parameters` empty at a place no token passed."""
         head: dict[str, Any] = {"tokens": self.tokens, "width": len(self.squares), "parameters": parameters}
-        names = [f"p{q:g}" for q in percentiles] + ["mean", "norm", "max", "outlier_ratio"]
+        names = [column_name(q) for q in percentiles] + ["mean", "norm", "max", "outlier_ratio"]
         if self.count == 0:
             return head | dict.fromkeys(names)
         values = [self.percentile(q) for q in percentiles]

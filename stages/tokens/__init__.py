@@ -23,7 +23,7 @@ class Tokens(Section):
     evaluation_split: str = "test"  # the demo has train, valid and test
     pool: int = Field(default=2_000_000, ge=2)  # tokens read of each split at most
     length: int = Field(default=512, ge=2)
-    calibration_windows: int = Field(default=16, ge=1)
+    calibration_windows: int = Field(default=16, ge=2)  # one at least is held out of each fit
     evaluation_windows: int = Field(default=16, ge=1)
     sampling: Literal["random", "first"] = "random"
     seed: int = Field(default=0, ge=0)

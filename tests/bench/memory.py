@@ -1,26 +1,23 @@
 """Peak resident memory of every stage against the size of the checkpoint, on random checkpoints of two depths.
 
-`python -m tests.bench.memory` (about 1B parameters and half as deep; some ten minutes on two cores, 7 GB of disk).
+`python -m tests.bench.memory` (about 1B parameters, and half as deep; some ten minutes on two cores, 7 GB of disk).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
 
-from accelerate import init_empty_weights
-from transformers import AutoModelForCausalLM, LlamaConfig
-
-from stages.decoder.skeleton import find_blocks
-from tests.bench.project import idle_bytes, llama_config, make_project, run_stage
-
+REPOSITORY = Path(__file__).parents[2]
 STAGES = (
     "capture", "statistics", "redundancy", "allocation", "masking", "removal", "ghost", "peeling", "compress",
     "evaluation@dense", "evaluation@compressed",
 )  # fmt: skip
-
-
 HEADER = "blocks  checkpoint   block  stage                  seconds     peak  less libraries  /checkpoint  /block"
 ROW = "{:6d}  {:7.2f} GB  {:6.2f}  {:21s}  {:7.1f}  {:7.2f}  {:14.2f}  {:11.2f}  {:6.2f}"
 
@@ -33,27 +30,30 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--length", type=int, default=256)
     wanted = parser.parse_args()
-    idle = idle_bytes()
+    _, idle = _run(["-c", "import stages.decoder.skeleton"], REPOSITORY)
     print(f"libraries alone: {idle / 1e9:.2f} GB; a block is counted in float32, the checkpoint is bfloat16\n{HEADER}")
     for blocks in wanted.blocks:
-        config = llama_config(wanted.width, blocks)
-        compute = {"dtype": "float32", "batch_tokens": wanted.length}
         with tempfile.TemporaryDirectory(dir=".") as folder:
             root = Path(folder).resolve()
-            size = make_project(root, config, wanted.windows, wanted.length, compute=compute)
-            block = block_parameters(config) * 4
+            make = [root, wanted.width, blocks, wanted.windows, wanted.length]
+            command = [sys.executable, "-m", "tests.bench.project", *map(str, make)]
+            block = int(subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout.split()[-1])
+            size = sum(file.stat().st_size for file in (root / "data/model").glob("*.safetensors"))
             for stage in STAGES:
-                used = run_stage(root, stage)
-                own = used.peak_bytes - idle
-                sizes = used.peak_bytes / 1e9, own / 1e9, own / size, own / block
-                print(ROW.format(blocks, size / 1e9, block / 1e9, stage, used.seconds, *sizes), flush=True)
+                seconds, peak = _run(["-m", "pipeline.runner", stage], root)
+                own = peak - idle
+                row = seconds, peak / 1e9, own / 1e9, own / size, own / block
+                print(ROW.format(blocks, size / 1e9, block / 1e9, stage, *row), flush=True)
 
 
-def block_parameters(config: LlamaConfig) -> int:
-    """Parameters of one block."""
-    with init_empty_weights():
-        _, blocks = find_blocks(AutoModelForCausalLM.from_config(config))
-    return sum(p.numel() for p in blocks[0].parameters())
+def _run(arguments: list[str], folder: Path) -> tuple[float, int]:
+    """Run Python in a process of its own; (seconds, peak resident bytes) by the operating system's account."""
+    start = time.monotonic()
+    process = subprocess.Popen([sys.executable, *arguments], cwd=folder, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(arguments)} failed")
+    return time.monotonic() - start, usage.ru_maxrss * 1024
 
 
 if __name__ == "__main__":

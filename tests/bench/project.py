@@ -1,14 +1,14 @@
-"""A project folder around a large random checkpoint, and its stages run as `dvc repro` runs them: one process each."""
+"""A project folder around a large random checkpoint: `python -m tests.bench.project FOLDER WIDTH BLOCKS WINDOWS LENGTH`.
+
+Made in a process of its own: the peak memory that the operating system reports of a child counts the parent's at its birth,
+so whoever measures has to stay small.
+"""
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,16 +18,9 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from pipeline.tensors import write_tensors
 from stages.compress.shards import write_shards
+from stages.decoder.skeleton import find_blocks
 
 REPOSITORY = Path(__file__).parents[2]
-
-
-@dataclass
-class Usage:
-    """What one stage took."""
-
-    seconds: float
-    peak_bytes: int
 
 
 def llama_config(width: int, blocks: int, vocabulary: int = 32000) -> LlamaConfig:
@@ -45,8 +38,8 @@ def llama_config(width: int, blocks: int, vocabulary: int = 32000) -> LlamaConfi
     )
 
 
-def save_random(folder: Path, config: LlamaConfig) -> int:
-    """Write a random bfloat16 checkpoint, never holding more than one shard of it. Returns its bytes."""
+def save_random(folder: Path, config: LlamaConfig) -> None:
+    """Write a random bfloat16 checkpoint, never holding more than one shard of it."""
     folder.mkdir(parents=True)
     config.architectures = ["LlamaForCausalLM"]
     config.save_pretrained(folder)
@@ -61,44 +54,33 @@ def save_random(folder: Path, config: LlamaConfig) -> int:
                 yield {name: (random + (1 if value.ndim == 1 else 0)).bfloat16()}
 
     write_shards(folder, parts())
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
-def make_project(root: Path, config: LlamaConfig, windows: int, length: int, **sections: dict[str, object]) -> int:
-    """Lay out a project in `root`; returns the checkpoint's bytes."""
+def make_project(root: Path, config: LlamaConfig, windows: int, length: int) -> None:
+    """Lay out a project in `root`, with one window a batch and float32 throughout."""
     for name in ("pipeline", "stages"):
         (root / name).symlink_to(REPOSITORY / name)
     shutil.copy(REPOSITORY / "dvc.yaml", root)
     yaml = YAML(typ="safe", pure=True)
     params = yaml.load(REPOSITORY / "params.yaml")
-    for name, values in sections.items():
-        params[name].update(values)
+    params["compute"].update(dtype="float32", batch_tokens=length)
     yaml.dump(params, root / "params.yaml")
     ids = torch.randint(
         0, config.vocab_size, (2 * windows, length), dtype=torch.int32, generator=torch.Generator().manual_seed(1)
     )
     write_tensors(root / "data/tokens.safetensors", {"calibration": ids[:windows], "evaluation": ids[windows:]})
-    return save_random(root / "data/model", config)
+    save_random(root / "data/model", config)
 
 
-def run_stage(root: Path, stage: str) -> Usage:
-    """Run one stage in a process of its own and ask the operating system what it took."""
-    start = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.runner", stage],
-        cwd=root,
-        env={**os.environ, "PREFECT_API_URL": ""},
-        stdout=subprocess.DEVNULL,
-    )
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"{stage} failed")
-    return Usage(time.monotonic() - start, usage.ru_maxrss * 1024)
+def block_parameters(config: LlamaConfig) -> int:
+    """Parameters of one block."""
+    with torch.device("meta"):
+        _, blocks = find_blocks(AutoModelForCausalLM.from_config(config))
+    return sum(p.numel() for p in blocks[0].parameters())
 
 
-def idle_bytes() -> int:
-    """Peak memory of a process that only imports what the stages import."""
-    code = "import stages.decoder.skeleton"
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=REPOSITORY)
-    _, _, usage = os.wait4(process.pid, 0)
-    return usage.ru_maxrss * 1024
+if __name__ == "__main__":
+    root, (width, blocks, windows, length) = Path(sys.argv[1]), map(int, sys.argv[2:])
+    config = llama_config(width, blocks)
+    make_project(root, config, windows, length)
+    print(4 * block_parameters(config))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, BertConfig
 
 from stages.decoder.matrices import prunable_matrices, watch
 from stages.decoder.skeleton import Decoder, DecoderError, find_blocks
@@ -88,3 +89,12 @@ def test_a_checkpoint_that_lacks_tensors_is_refused(tmp_path: Path) -> None:
     save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(DecoderError, match=r"3 tensors.*layers\.2\.mlp"):
         Decoder(tmp_path)
+
+
+def test_an_encoder_is_refused(tmp_path: Path) -> None:
+    config = BertConfig(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    decoder = Decoder(tmp_path)
+    with pytest.raises(DecoderError, match="looks ahead"), decoder.trunk():
+        decoder.embed(IDS)

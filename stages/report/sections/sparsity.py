@@ -44,7 +44,7 @@ def sparsity(results: Results, params: dict[str, Any]) -> Part:
 def choose_percentile(statistics: Columns, allocation: dict[str, Any]) -> str:
     """The column to draw: the one the allocation used, else p99, else the highest there is; empty if there is none."""
     there = [name for name in statistics if name[:1] == "p" and name[1:].replace(".", "", 1).isdigit()]
-    used = [f"p{allocation['pals']['percentile']:g}"] if allocation["method"] == "pals" else []
+    used = [f"p{allocation['pals']['percentile']!r}".removesuffix(".0")] if allocation["method"] == "pals" else []
     choices = [*used, "p99", *sorted(there, key=lambda name: -float(name[1:]))]
     return next((name for name in choices if name in there), "")
 
