@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 PATHS = {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers", "opt": "model.decoder.layers", "falcon": "transformer.h"}
-PATHS["bloom"] = PATHS["gpt2"]
+PATHS |= dict.fromkeys(("bloom", "gpt_neo"), "transformer.h")
 Runs = Mapping[tuple[int, int], Tensor]
 
 
@@ -114,3 +114,38 @@ def plain_boundaries(model: Any, ids: Tensor) -> list[Tensor]:
 def relative_gap(found: Tensor, expected: Tensor) -> float:
     """Largest difference, relative to the largest expected value."""
     return float((found - expected).abs().max() / expected.abs().max())
+
+
+@torch.no_grad()
+def matrix_inputs(model: Any, block: int, ids: Tensor, names: Iterable[str]) -> dict[str, Tensor]:
+    """Name -> all inputs [token, channel] of that matrix of one block, by hooks on the whole model.
+
+    What an expert is given follows from what the experts' module is given: the tokens that the router chose it for.
+    """
+    inner, seen = blocks_of(model)[block], {}
+    handles = []
+    for name in names:
+        path, _, last = name.rpartition(".")
+        module = inner.get_submodule(path.rpartition(".")[0] if last.isdigit() else name)
+        handles.append(module.register_forward_pre_hook(_note(seen, name)))
+    plain_logits(model, ids)
+    for handle in handles:
+        handle.remove()
+    inputs = {}
+    for name, args in seen.items():
+        path, _, last = name.rpartition(".")
+        if not last.isdigit():
+            inputs[name] = args[0].reshape(-1, args[0].shape[-1])
+            continue
+        hidden, chosen, _ = args
+        rows = hidden[(chosen == int(last)).any(-1)]
+        if "down_proj" in path:
+            gate, up = (rows @ matrix_of(inner, name.replace("down_proj", "gate_up_proj")).T).chunk(2, dim=-1)
+            rows = nn.functional.silu(gate) * up
+        if len(rows):
+            inputs[name] = rows
+    return inputs
+
+
+def _note(seen: dict[str, Any], name: str) -> Any:
+    return lambda module, args: seen.__setitem__(name, args)

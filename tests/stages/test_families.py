@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from tests.plain import (
     read_operators,
     relative_gap,
 )
-from tests.project import Project
+from tests.project import REPOSITORY, Project
 from tests.stages.conftest import Finished, copy_project
 
 PROMPT = torch.randint(3, 96, (2, 9), generator=torch.Generator().manual_seed(5))
@@ -156,3 +159,36 @@ def test_zeros_on_disk_are_the_masked_weights(project: Project) -> None:
     assert result["zeros"] == expected and result["blocks"] == 2
     assert result["parameters"] == sum(value.numel() for value in stored.values())
     assert result["bytes"] == sum(value.nbytes for value in stored.values())
+
+
+RUN_ALL = """
+import sys
+from pathlib import Path
+import torch
+from tests.project import REPOSITORY, Project
+torch.set_num_threads(1)
+for family in ("llama", "gpt2", "mixtral"):
+    project = Project(Path(sys.argv[1]) / family, family, blocks=3)
+    sections = {"removal": {"count": 1}, "peeling": {"keep": True}, "allocation": {"method": "pals"}}
+    project.run_until("evaluation@compressed", **sections)
+"""
+
+
+def test_two_processes_write_the_same_bytes(tmp_path: Path) -> None:
+    """Sets and dicts of strings come in another order in each; no file may show it."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RUN_ALL, str(tmp_path / seed)],
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+        )
+        for seed in ("1", "2")
+    ]
+    assert [process.wait() for process in processes] == [0, 0]
+    one, two = (
+        {str(path.relative_to(tmp_path / seed)): path.read_bytes() for path in (tmp_path / seed).rglob("*") if path.is_file()}
+        for seed in ("1", "2")
+    )
+    assert one.keys() == two.keys() and len(one) > 3 * 20
+    assert [name for name in one if one[name] != two[name]] == []
