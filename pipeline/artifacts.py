@@ -80,6 +80,7 @@ def read_table(path: Path, columns: tuple[str, ...] = (), numbers: tuple[str, ..
 
     Raises ArtifactError naming file and column otherwise.
     """
+    import numpy as np
     import pandas as pd
 
     try:
@@ -92,8 +93,8 @@ def read_table(path: Path, columns: tuple[str, ...] = (), numbers: tuple[str, ..
         if column not in table:
             raise ArtifactError(f"{path}: no column '{column}' (it has {', '.join(table)}); {producer(path)}")
     for column in numbers:
-        values = pd.to_numeric(table[column], errors="coerce").abs()
-        if table.empty or not (values < float("inf")).all():
+        values = np.asarray(pd.to_numeric(table[column], errors="coerce"), dtype=np.float64)
+        if table.empty or not np.isfinite(values).all():
             raise ArtifactError(f"{path}: column '{column}' should hold a finite number in every row; {producer(path)}")
     return table
 

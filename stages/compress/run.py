@@ -25,7 +25,8 @@ from stages.decoder.operators import operator_name, read_removed, runs_of
 from stages.decoder.skeleton import Decoder
 
 COPIED = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.model", "*.tiktoken",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
+    "merges.txt", "*.model", "*.tiktoken",
     "generation_config.json", "chat_template*", "preprocessor_config.json",
 )  # fmt: skip
 

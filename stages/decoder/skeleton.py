@@ -225,8 +225,8 @@ class Decoder:
             first, changed = (one[0][:, 0] if isinstance(one, tuple) else one[:, 0] for one in (out, other))
             if not torch.allclose(first, changed, rtol=1e-2, atol=1e-4, equal_nan=True):
                 raise DecoderError(
-                    f"{self.checkpoint.folder}: block 0 of {type(self.model).__name__} looks ahead: its output at the first token "
-                    "depends on the second, so it is no decoder and has no perplexity"
+                    f"{self.checkpoint.folder}: block 0 of {type(self.model).__name__} looks ahead: its output at the first "
+                    "token depends on the second, so it is no decoder and has no perplexity"
                 )
         return self._tail
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from pipeline.artifacts import read_table, write_json
+from pipeline.artifacts import ArtifactError, read_table, write_json
 from pipeline.console import say
 from pipeline.errors import PalimpsestError
 from pipeline.files import Files
@@ -23,7 +23,7 @@ METHODS: dict[str, Criterion] = {"streamline": streamline, "shortgpt": shortgpt}
 def run(params: Params, inputs: Files, outputs: Files) -> None:
     """Write `removal.json`: the removed blocks as indices of the dense model, the scores, the method."""
     wanted = params.removal
-    blocks = len(read_table(inputs["redundancy_blocks.csv"], ("block", "influence")))
+    blocks = len(read_table(inputs["redundancy_blocks.csv"], numbers=("block", "influence")))
     protected = {_index(one, blocks, "removal.protect") for one in wanted.protect}
     scores: dict[int, float] = {}
     removed: list[int] = []
@@ -31,7 +31,12 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         removed = sorted({_index(one, blocks, "removal.blocks") for one in wanted.blocks})
     elif wanted.method != "none":
         _check_count(wanted, blocks, protected)
-        pairs = read_table(inputs["redundancy_pairs.csv"], ("i", "j", "cosine"))
+        pairs = read_table(inputs["redundancy_pairs.csv"], numbers=("i", "j", "cosine"))
+        if len(pairs) != blocks * (blocks + 1) // 2:
+            raise ArtifactError(
+                f"{inputs['redundancy_pairs.csv']}: {len(pairs)} pairs are not those of the {blocks} blocks in "
+                "redundancy_blocks.csv; run: dvc repro --force --single-item redundancy"
+            )
         cosine = np.eye(blocks + 1)
         cosine[pairs.i, pairs.j] = pairs.cosine
         removed, scores = METHODS[wanted.method](cosine, wanted.count, protected)

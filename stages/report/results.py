@@ -27,7 +27,7 @@ class Results:
     influence: Columns  # block, influence, …
     pairs: Columns  # i, j, cosine, …
     ghost: Columns  # start, stop, operator, …; no rows where nothing was fitted
-    peeling: Columns  # block, target, train_error, heldout_error, own_error
+    peeling: Columns  # block, target, train_error, heldout_error, own_error; no rows where no target lies in the model
     removed: tuple[int, ...]
     removal_method: str
 
@@ -52,7 +52,7 @@ def read_results(files: Mapping[str, Path]) -> Results:
         influence=_table(files["redundancy_blocks.csv"], ("block", "influence"), ("block", "influence")),
         pairs=_table(files["redundancy_pairs.csv"], ("i", "j", "cosine"), ("i", "j")),
         ghost=_table(files["ghost.csv"], ("start", "stop", "train_error", "heldout_error"), ("start", "stop"), empty=True),
-        peeling=_table(files["peeling.csv"], ("block", "target", "heldout_error"), ("block", "target")),
+        peeling=_table(files["peeling.csv"], ("block", "target", "heldout_error"), ("block", "target"), empty=True),
         removed=tuple(sorted(removal["removed"])),
         removal_method=str(removal.get("method", "none")),
     )

@@ -9,7 +9,7 @@ import numpy as np
 from stages.report.axes import Axis, linear, logarithmic
 from stages.report.chart import Key
 from stages.report.columns import Columns
-from stages.report.notation import counted, number, percent
+from stages.report.notation import counted, number, percent, plain
 from stages.report.results import Results
 from stages.report.sections import Part, block_panel, calibration
 
@@ -18,7 +18,11 @@ MOST_PANELS = 8
 
 def peeling(results: Results, params: dict[str, Any]) -> Part:
     """A panel per reach: held-out error of the linear reference and the block's own error, per block."""
-    table = results.peeling.ordered("block")
+    heading, table = "How much of each block a straight line explains", results.peeling.ordered("block")
+    if not len(table):
+        asked = plain(params["peeling"]["reach"])
+        nothing = f"No reference was fitted: every target (peeling.reach: {asked}) lies behind the last block."
+        return Part("peeling", heading, "", (), (nothing,))
     reach = table.numbers("target") - table.numbers("block")
     reaches = sorted({int(one) for one in reach})
     shown = {one: table.pick(reach == one) for one in reaches[:MOST_PANELS]}
@@ -33,7 +37,7 @@ def peeling(results: Results, params: dict[str, Any]) -> Part:
         "steps toward that boundary exist on these windows; one that does not proves nothing."
     )
     panels = tuple(_panel(results, one, rows, y) for one, rows in shown.items())
-    return Part("peeling", "How much of each block a straight line explains", caption, panels, tuple(readings))
+    return Part("peeling", heading, caption, panels, tuple(readings))
 
 
 def _axis(table: Columns) -> Axis:
