@@ -13,7 +13,7 @@ run: setup
 	@$(BIN)/python -m pipeline table
 
 test: setup
-	@$(BIN)/python -m pytest
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
 
 lint: setup
 	@$(BIN)/ruff check

@@ -88,6 +88,7 @@ def set_key(root: Path, dotted: str, value: Any) -> None:
 def run(root: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run `python -m MODULE ...` in the project, without what the caller's environment says of Prefect."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    inherited["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", "")])  # dvc.yaml says `python`
     return subprocess.run(
         [sys.executable, "-m", *arguments],
         cwd=root,

@@ -146,7 +146,7 @@ def test_truncated_file_is_named(tmp_path: Path, keep: int) -> None:
     path = tmp_path / "tape.safetensors"
     write_tensors(path, {"t": torch.zeros(64)})
     path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ArtifactError, match=r"tape\.safetensors: .*safetensors.*run the stage") as error:
+    with pytest.raises(ArtifactError, match=r"tape\.safetensors: .*safetensors.*dvc repro") as error:
         TensorFile(path)
     assert "\n" not in str(error.value)
 
