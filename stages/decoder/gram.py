@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pipeline.errors import PalimpsestError
 
+EPSILON = torch.finfo(torch.float64).eps
 RIDGE_STEPS = 6  # times ten each, before giving up
 
 
