@@ -95,7 +95,7 @@ def solve_ridge(grams: Grams, ridge: float, what: str) -> Fit:
 
 def _is_sound(factor: Float[Tensor, "channel channel"], damped: Float[Tensor, "channel channel"]) -> bool:
     """Whether every pivot stands clear of the rounding errors of the factorisation: else the solution would be noise."""
-    noise = 100 * len(factor) * torch.finfo(factor.dtype).eps * float(damped.diagonal().max())
+    noise = 1e4 * len(factor) * torch.finfo(factor.dtype).eps * float(damped.diagonal().max())
     return float(factor.diagonal().min()) ** 2 > noise
 
 
