@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,8 @@ class OwnForCausalLM(LlamaForCausalLM):
 
 def test_remote_code_runs_only_when_trusted(root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(root / "modules"))
+    for name in [name for name in sys.modules if name.split(".")[0] == "transformers_modules"]:
+        monkeypatch.delitem(sys.modules, name)  # imported by another test from another folder
     marker = root / "marker"
     (source / "configuration_own.py").write_text(CONFIGURATION.format(marker=str(marker)))
     (source / "modeling_own.py").write_text(MODELLING)
