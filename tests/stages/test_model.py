@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, dynamic_module_utils
 
 from pipeline.errors import PalimpsestError
 from pipeline.files import Files
@@ -215,7 +215,8 @@ class OwnForCausalLM(LlamaForCausalLM):
 
 
 def test_remote_code_runs_only_when_trusted(root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(root / "modules"))
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != dynamic_module_utils.HF_MODULES_CACHE])
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(root / "modules"))
     for name in [name for name in sys.modules if name.split(".")[0] == "transformers_modules"]:
         monkeypatch.delitem(sys.modules, name)  # imported by another test from another folder
     marker = root / "marker"
