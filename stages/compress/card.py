@@ -21,7 +21,7 @@ def model_card(decoder: Decoder, removed: list[int], runs: list[tuple[int, int]]
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
         f"model = AutoModelForCausalLM.from_pretrained(folder{', trust_remote_code=True' if runs else ''})",
-        "tokenizer = AutoTokenizer.from_pretrained(folder)",
+        f"tokenizer = AutoTokenizer.from_pretrained(folder{', trust_remote_code=True' if runs else ''})",
         "```",
     ]
     if runs:
