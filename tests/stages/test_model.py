@@ -215,7 +215,7 @@ class OwnForCausalLM(LlamaForCausalLM):
 
 
 def test_remote_code_runs_only_when_trusted(root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != dynamic_module_utils.HF_MODULES_CACHE])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != vars(dynamic_module_utils)["HF_MODULES_CACHE"]])
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(root / "modules"))
     for name in [name for name in sys.modules if name.split(".")[0] == "transformers_modules"]:
         monkeypatch.delitem(sys.modules, name)  # imported by another test from another folder
