@@ -16,16 +16,15 @@ from pipeline.files import Files
 from pipeline.tensors import TensorFile, TensorWriter
 from stages.decoder.masks import mask_name, pack_mask, packed_shape
 from stages.decoder.matrices import Matrix, prunable_matrices, watch
+from stages.decoder.scores import magnitude_score, wanda_score
+from stages.decoder.selection import keep_per_row
 from stages.decoder.skeleton import Decoder
 from stages.decoder.stream import Stream, advance, embed, read_batches, read_windows
 from stages.masking import Params
-from stages.masking.magnitude import magnitude
-from stages.masking.rows import keep_per_row
-from stages.masking.wanda import wanda
 
 # A method scores a matrix [out, in] given the squared norms of its input channels [in]; low scores go first.
 Method = Callable[[Tensor, Tensor], Tensor]
-METHODS: dict[str, Method] = {"magnitude": magnitude, "wanda": wanda}
+METHODS: dict[str, Method] = {"magnitude": lambda weight, _: magnitude_score(weight), "wanda": wanda_score}
 NEEDS_ACTIVATIONS = {"wanda"}
 
 
@@ -72,7 +71,9 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
                     if share == 0:
                         keep = torch.ones_like(weight, dtype=torch.bool)
                     else:
-                        keep = keep_per_row(_score(wanted.method, weight, squares.get(matrix.name), index, matrix), share)
+                        keep = keep_per_row(
+                            _score(wanted.method, weight, squares.get(matrix.name), index, matrix), share, exact=False
+                        )
                     weight.mul_(keep)
                     file.write(mask_name(index, matrix.name), pack_mask(keep))
                     kept += int(keep.sum())
