@@ -1,4 +1,4 @@
-"""`python -m pipeline run | ui | table | verify`."""
+"""`python -m pipeline run | study | ui | table | verify`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,10 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--force", action="store_true", help="run them even if nothing changed")
     run.add_argument("--jobs", type=_at_least_one, default=2, metavar="N", help="stages side by side (default 2; needs a server)")
     run.set_defaults(action=_run)
+    study = commands.add_parser("study", help="run studies/NAME.yaml: many settings, one table")
+    study.add_argument("name", metavar="NAME", help="a file in studies/, without .yaml")
+    study.add_argument("--workers", type=_at_least_one, default=1, metavar="N", help="cells side by side (default 1)")
+    study.set_defaults(action=_study)
     ui = commands.add_parser("ui", help="start a Prefect server for this project on this machine")
     ui.add_argument("--port", type=int, default=4200)
     ui.set_defaults(action=_ui)
@@ -46,14 +50,9 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> None:
     from pipeline.link import find_server, open_link
     from pipeline.params import check_sections, read_params, section_models
-    from pipeline.reproduce import reproduce, stop
+    from pipeline.reproduce import reproduce
 
-    def interrupt(*_: object) -> None:
-        stop()
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
-    signal.signal(signal.SIGINT, interrupt)
+    _stop_on_signals()
     check_sections(read_params(), section_models())
     start = time.monotonic()
     url, sentence = find_server()
@@ -69,6 +68,25 @@ def _run(options: argparse.Namespace) -> None:
     counts = {one: list(answers.values()).count(one) for one in ("unchanged", "restored", "ran")}
     said = ", ".join(f"{count} {one}" for one, count in counts.items() if count)
     print(f"{'Nothing to do: ' if counts['unchanged'] == len(answers) else ''}{said} in {time.monotonic() - start:.1f} s")
+
+
+def _study(options: argparse.Namespace) -> None:
+    from pipeline.study import run_study
+
+    _stop_on_signals()
+    print(run_study(options.name, options.workers))
+
+
+def _stop_on_signals() -> None:
+    """On Ctrl-C or SIGTERM end DVC and the stages under it, so that they remove what they have half-written."""
+    from pipeline.reproduce import stop
+
+    def interrupt(*_: object) -> None:
+        stop()
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGINT, interrupt)
 
 
 def _ui(options: argparse.Namespace) -> None:

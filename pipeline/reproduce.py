@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
@@ -28,6 +28,8 @@ _ANSWERS: tuple[tuple[re.Pattern[str], Outcome], ...] = (
     (re.compile(r"Running stage '(\S+)':"), "ran"),
 )
 _NOISE = re.compile(r"Use `dvc push`|Updating lock file|Data and pipelines are up to date|ERROR: failed to reproduce|> python ")
+
+CORPUS = "data/corpus"
 
 _running: set[subprocess.Popen[str]] = set()
 _stopping = threading.Event()
@@ -63,9 +65,61 @@ def reproduce(
         StageFailed: with the message of the stage that failed, or of DVC.
     """
     options = ["--force"] * force + ["--single-item"] * single
+    return _follow(["repro", *options, *targets], say, root, environment)
+
+
+def experiment(
+    name: str,
+    settings: Mapping[str, object],
+    targets: Sequence[str],
+    *,
+    say: Say = print,
+    root: Path = Path(),
+    environment: dict[str, str] | None = None,
+) -> dict[str, Outcome]:
+    """Run a DVC experiment in a folder of its own that shares the cache. There must be none of this name yet.
+
+    Args:
+        name: what `dvc exp show` calls it.
+        settings: dotted key of params.yaml -> value, set for this experiment alone.
+        targets, say, environment: as for `reproduce`.
+
+    Raises:
+        StageFailed: with the message of the stage that failed, or of DVC.
+    """
+    values = [f"--set-param={key}={_hydra(value)}" for key, value in settings.items()]
+    values = [f"--set-param={key}={_hydra(value)}" for key, value in settings.items()]
+    own = ["--copy-paths=data/corpus"] if (root / "data/corpus").is_dir() else []  # the user's text is not in git
+    text = sorted((root / CORPUS).glob("[!.]*"))  # the user's own, which git does not bring along
+    own = [f"--copy-paths={CORPUS}/{one.name}" for one in text if one.name != "README.md"]
+    return _follow(["exp", "run", "--temp", f"--name={name}", *own, *values, *targets], say, root, environment)
+
+
+def drop_experiments(names: Iterable[str], root: Path = Path()) -> None:
+    """Forget the experiments of these names, if there are any; what they computed stays in the cache."""
+    with _dvc(["exp", "list", "--all-commits", "--name-only"], root, None) as process:
+        there = set(process.communicate()[0].split())
+    gone = [name for name in names if name in there]
+    if gone:
+        with _dvc(["exp", "remove", *gone], root, None) as process:
+            process.communicate()
+
+
+def _hydra(value: object) -> str:
+    """A value in the grammar of `dvc exp run --set-param`, which is Hydra's."""
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{escaped}'"
+    if isinstance(value, list):
+        return f"[{','.join(map(_hydra, value))}]"
+    return json.dumps(value)
+
+
+def _follow(arguments: list[str], say: Say, root: Path, environment: dict[str, str] | None) -> dict[str, Outcome]:
+    """Run DVC, hand on what it prints, and collect its answer for each stage."""
     answers: dict[str, Outcome] = {}
     current, lines = "", []
-    with _dvc(["repro", *options, *targets], root, environment) as process:
+    with _dvc(arguments, root, environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
             line = line.rstrip()

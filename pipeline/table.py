@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,12 @@ def _row(name: str, row: dict[str, Any]) -> list[str]:
 
 
 def _protocol(detail: dict[str, Any]) -> str:
-    contract = ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in sorted(detail["contract"].items()))
-    return f"{contract}; interval {detail['confidence']:.0%}, bootstrap over windows"
+    return f"{describe(detail['contract'])}; interval {detail['confidence']:.0%}, bootstrap over windows"
+
+
+def describe(contract: Mapping[str, Any]) -> str:
+    """All that has to be equal for two perplexities to be comparable, as text."""
+    return ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in sorted(contract.items()))
 
 
 def _short(value: Any) -> str:

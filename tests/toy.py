@@ -39,7 +39,9 @@ for name in node["writes"]:
     path = Path("data", name) if "." in name else Path("data", name, "picture.svg")
     path.parent.mkdir(parents=True, exist_ok=True)
     word = hashlib.sha256(seen.digest() + name.encode()).hexdigest()
-    path.write_text(json.dumps({"value": 1.5, "word": word}) if path.suffix == ".json"
+    loss = [1 + digit / 16 for digit in hashlib.sha256(word.encode()).digest()[:4]]
+    judged = {"perplexity": sum(loss), "interval": [1, 9], "windows": loss, "contract": {"corpus": "toy"}, "sparsity": 0.5}
+    path.write_text(json.dumps({"value": 1.5, "word": word, **judged}) if path.suffix == ".json"
                     else f"block,word\\n0,{word}\\n1,{word}\\n" if path.suffix == ".csv"
                     else f"<svg xmlns='http://www.w3.org/2000/svg'><text y='9'>{word}</text></svg>")
 """

@@ -1,0 +1,128 @@
+"""A study's cells side by side: spread over seeds, and paired differences from the baseline."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from pipeline.study.cells import Outcome
+from pipeline.study.plan import Settings, Study
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One setting over all its seeds. Differences are of losses in nats per token, cell minus baseline."""
+
+    varied: Settings
+    n: int  # seeds that ran
+    perplexity: float | None  # mean over seeds
+    deviation: float | None  # sample standard deviation over seeds; None for one seed
+    low: float | None  # of the only seed's perplexity, by its own interval; None for more
+    high: float | None
+    difference: float | None = None  # mean over windows (and seeds)
+    difference_low: float | None = None  # bootstrap over windows
+    difference_high: float | None = None
+    windows_worse: float | None = None  # share of windows with a higher loss
+    t_test: float | None = None  # two-sided p over seeds, Holm-corrected over the study
+    wilcoxon: float | None = None
+    effect: float | None = None  # mean difference over its deviation, over seeds
+    note: str = ""
+
+
+def compare(study: Study, outcomes: Sequence[Outcome], seed: int = 0) -> list[Comparison]:
+    """One Comparison per setting, in the study's order."""
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(_key(outcome.cell.varied), []).append(outcome)
+    made = []
+    for group in groups.values():
+        base = study.baseline_of(group[0].cell)
+        made.append(_compare(group, groups.get(_key(base), []) if base is not None else [], seed))
+    return _holm(made)
+
+
+def smallest_wilcoxon(n: int) -> float:
+    """The least two-sided p that n pairs can give: 2 / 2ⁿ."""
+    return 2.0 ** (1 - n)
+
+
+def _compare(group: list[Outcome], base: list[Outcome], seed: int) -> Comparison:
+    ran = [one for one in group if one.result is not None]
+    notes = []
+    if len(ran) < len(group):
+        notes.append(f"{len(group) - len(ran)} of {len(group)} failed: {next(one.error for one in group if one.error)}")
+    if not ran:
+        return Comparison(group[0].cell.varied, 0, None, None, None, None, note=notes[0])
+    contracts = {_key(one.result["contract"]) for one in ran if one.result}
+    if len(contracts) > 1:
+        notes.append("its seeds were not measured alike")
+    values = [float(one.result["perplexity"]) for one in ran if one.result]
+    low, high = ran[0].result["interval"] if len(ran) == 1 and ran[0].result else (None, None)
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    head = Comparison(group[0].cell.varied, len(ran), float(np.mean(values)), deviation, low, high)
+    partners = {one.cell.seed: one for one in base if one.result is not None}
+    pairs = [(one.result, partners[one.cell.seed].result) for one in ran if one.cell.seed in partners]
+    alike = [(a, b) for a, b in pairs if a and b and a["contract"] == b["contract"]]
+    if base and len(alike) < len(ran):
+        notes.append(f"{len(ran) - len(alike)} without a baseline measured alike")
+    if not alike:
+        return replace(head, note="; ".join(notes))
+    table = np.array([np.subtract(a["windows"], b["windows"]) for a, b in alike])  # [seed, window], nats
+    by_window, by_seed = table.mean(0), table.mean(1)
+    rng = np.random.default_rng(seed)
+    means = [by_window[rng.integers(0, len(by_window), len(by_window))].mean() for _ in range(RESAMPLES)]
+    spread = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return replace(
+        head,
+        difference=float(by_window.mean()),
+        difference_low=float(spread[0]),
+        difference_high=float(spread[1]),
+        windows_worse=float((by_window > 0).mean()),
+        note="; ".join(notes),
+        **_tests(by_seed),
+    )
+
+
+def _tests(differences: np.ndarray) -> dict[str, Any]:
+    """Paired tests over seeds; None where there are too few seeds or no differences at all."""
+    n, deviation = len(differences), float(np.std(differences, ddof=1)) if len(differences) > 1 else 0.0
+    if n < 2 or deviation == 0:
+        return {"t_test": None, "wilcoxon": None, "effect": None}
+    return {
+        "t_test": _p(stats.ttest_1samp(differences, 0.0)),
+        "wilcoxon": _p(stats.wilcoxon(differences)),
+        "effect": float(differences.mean()) / deviation,
+    }
+
+
+def _p(test: Any) -> float:
+    return float(test.pvalue)
+
+
+def _holm(made: list[Comparison]) -> list[Comparison]:
+    """The p-values of each test, corrected for the number of settings that were tested (Holm 1979)."""
+    for test in ("t_test", "wilcoxon"):
+        order = sorted((getattr(one, test), index) for index, one in enumerate(made) if getattr(one, test) is not None)
+        largest = 0.0
+        for rank, (p, index) in enumerate(order):
+            largest = max(largest, min(1.0, p * (len(order) - rank)))
+            made[index] = replace(made[index], **{test: largest})
+    return made
+
+
+def _key(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def perplexity_ratio(difference: float) -> float:
+    """A difference of losses in nats as a ratio of perplexities, minus one."""
+    return math.expm1(difference)

@@ -1,0 +1,186 @@
+"""Studies: what a file may ask, which cells wait for which, how they are compared, and one of the toy project by real DVC."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from ruamel.yaml import YAML
+from scipy import stats
+
+from pipeline.errors import PalimpsestError
+from pipeline.graph import read_graph
+from pipeline.study.cells import Outcome, first_runners
+from pipeline.study.compare import compare
+from pipeline.study.plan import Cell, Plan, Study, merged, read_study
+from pipeline.study.results import table
+from tests.toy import REPOSITORY, make_toy, run
+
+GOOD: dict[str, Any] = {
+    "question": "Which?",
+    "stages": ["evaluation@masked"],
+    "result": "evaluation/masked.json",
+    "fixed": {"allocation.sparsity": 0.4},
+    "vary": {"masking.method": ["magnitude", "wanda"], "allocation.method": ["uniform", "pals"]},
+    "seeds": {"tokens.seed": [0, 1, 2]},
+    "baseline": {"allocation.method": "uniform"},
+}
+
+
+def project(root: Path, **changes: Any) -> Path:
+    """The real dvc.yaml and params.yaml with one study; a change to None leaves the key out."""
+    for name in ("dvc.yaml", "params.yaml"):
+        (root / name).write_text((REPOSITORY / name).read_text())
+    (root / "studies").mkdir()
+    plan = {key: value for key, value in {**GOOD, **changes}.items() if value is not None}
+    YAML().dump(plan, root / "studies/one.yaml")
+    return root
+
+
+def test_cells_are_every_combination_with_every_seed(tmp_path: Path) -> None:
+    study = read_study("one", project(tmp_path))
+    assert len(study.cells) == 2 * 2 * 3
+    first, last = study.cells[0], study.cells[-1]
+    assert first.name == "magnitude-uniform-seed0"
+    assert last.settings == {"allocation.sparsity": 0.4, "masking.method": "wanda", "allocation.method": "pals", "tokens.seed": 2}
+    assert study.baseline_of(last) == {"masking.method": "wanda", "allocation.method": "uniform"}
+    assert study.baseline_of(first) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"colour": 1}, ("one.yaml", "colour", "allowed", "question")),
+        ({"question": None}, ("question", "missing")),
+        ({"stages": ["evaluate"]}, ("stages", "'evaluate'", "evaluation@masked")),
+        ({"result": "evaluation/dense.json"}, ("result", "evaluation@dense")),
+        ({"vary": {"masking.method": []}, "baseline": None}, ("vary.masking.method", "empty")),
+        ({"seeds": {"tokens.seed": []}}, ("seeds.tokens.seed", "empty")),
+        ({"vary": None, "baseline": None}, ("vary and cells", "empty")),
+        ({"vary": {"masking.metod": ["wanda"]}, "baseline": None}, ("masking.metod", "unknown key", "did you mean method")),
+        ({"vary": {"masking": ["wanda"]}, "baseline": None}, ("'masking'", "section")),
+        ({"vary": {"masking.method": ["wando"]}, "baseline": None}, ("wando", "magnitude")),
+        ({"vary": {"masking.method": ["wanda", "wanda"]}, "baseline": None}, ("the same",)),
+        ({"baseline": {"ghost.method": "none"}}, ("baseline.ghost.method", "not varied")),
+        ({"seeds": {"tokens.seed": [0], "evaluation.seed": [0]}}, ("seeds", "one key")),
+        ({"fixed": {"masking.method": "wanda"}}, ("masking.method", "twice")),
+        ({"seeds": {"tokens.seed": ["a"]}}, ("seeds.tokens.seed", "integer")),
+    ],
+)
+def test_what_cannot_be_run_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], says: tuple[str, ...]) -> None:
+    project(tmp_path, **changes)
+    with pytest.raises(PalimpsestError) as error:
+        read_study("one", tmp_path)
+    for word in says:
+        assert word in str(error.value)
+
+
+def test_an_unknown_study_names_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(PalimpsestError, match=r"two\.yaml: no such study; there are: one"):
+        read_study("two", project(tmp_path))
+
+
+def test_values_that_read_alike_get_names_of_their_own(tmp_path: Path) -> None:
+    root = project(
+        tmp_path, vary={"removal.blocks": [[1, 2], [12]]}, cells=[{"removal.blocks": [1, -2]}], baseline=None, seeds=None
+    )
+    assert len({cell.name for cell in read_study("one", root).cells}) == 3
+
+
+def test_merged_leaves_the_original_alone() -> None:
+    params = {"a": {"b": {"c": 1}, "d": 2}}
+    assert merged(params, {"a.b.c": 5, "e.f": 6}) == {"a": {"b": {"c": 5}, "d": 2}, "e": {"f": 6}}
+    assert params == {"a": {"b": {"c": 1}, "d": 2}}
+
+
+def test_a_cell_waits_for_the_first_that_shares_a_stage_and_no_other(tmp_path: Path) -> None:
+    study = read_study("one", project(tmp_path))
+    waits = dict(zip([cell.name for cell in study.cells], first_runners(study, read_graph(REPOSITORY / "dvc.yaml")), strict=True))
+    index = {cell.name: number for number, cell in enumerate(study.cells)}
+    assert waits["magnitude-uniform-seed0"] == []
+    assert waits["magnitude-pals-seed0"] == [index["magnitude-uniform-seed0"]]  # all before allocation
+    assert waits["wanda-pals-seed0"] == [index["magnitude-uniform-seed0"], index["magnitude-pals-seed0"]]  # and pals itself
+    assert waits["magnitude-uniform-seed1"] == [index["magnitude-uniform-seed0"]]  # the model
+
+
+def outcome(varied: dict[str, Any], seed: int | None, windows: list[float], corpus: str = "c") -> Outcome:
+    cell = Cell(f"{varied}-{seed}", varied, varied, seed)
+    value = float(np.exp(np.mean(windows)))
+    return Outcome(
+        cell, {"perplexity": value, "interval": [value - 1, value + 1], "windows": windows, "contract": {"corpus": corpus}}
+    )
+
+
+def study_of(outcomes: list[Outcome]) -> Study:
+    plan = Plan(question="q", stages=["s"], result="r", baseline={"m": "a"}, vary={"m": ["a", "b", "c"]})
+    return Study("one", plan, tuple(one.cell for one in outcomes))
+
+
+def test_differences_are_paired_by_window_and_tested_over_seeds() -> None:
+    rng = np.random.default_rng(0)
+    base = rng.normal(3, 0.5, (5, 8))
+    other, third = base + rng.normal(0.1, 0.05, (5, 8)), base + rng.normal(0.0, 0.05, (5, 8))
+    rows = [("a", base), ("b", other), ("c", third)]
+    outcomes = [outcome({"m": name}, seed, list(values[seed])) for name, values in rows for seed in range(5)]
+    first, second, last = compare(study_of(outcomes), outcomes)
+    assert first.difference is None and first.n == 5
+    assert second.difference == pytest.approx((other - base).mean())
+    assert second.difference_low is not None and second.difference_low > 0  # every window is worse by about 0.1
+    p = [float(stats.ttest_rel(one.mean(1), base.mean(1))[1]) for one in (other, third)]  # type: ignore[arg-type]
+    assert p[0] < p[1], "the test below expects this order"
+    assert second.t_test == pytest.approx(min(1, 2 * p[0])) and last.t_test == pytest.approx(max(min(1, 2 * p[0]), p[1]))
+    assert "5 seeds cannot give less than p = 0.062" in table(study_of(outcomes), outcomes, [first, second, last])
+
+
+def test_unlike_contracts_are_never_subtracted() -> None:
+    outcomes = [outcome({"m": "a"}, None, [3.0, 3.1]), outcome({"m": "b"}, None, [3.0, 3.2], corpus="other")]
+    compared = compare(study_of(outcomes), outcomes)[1]
+    assert compared.difference is None and "without a baseline measured alike" in compared.note
+
+
+def test_a_failed_cell_is_a_row_that_says_why() -> None:
+    outcomes = [
+        outcome({"m": "a"}, None, [3.0, 3.1]),
+        Outcome(Cell("b", {"m": "b"}, {"m": "b"}, None), None, "masking: too small"),
+    ]
+    text = table(study_of(outcomes), outcomes, compare(study_of(outcomes), outcomes))
+    assert "1 of 1 failed: masking: too small" in text
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The toy project with two studies, in git."""
+    root = make_toy(tmp_path_factory.mktemp("study"))
+    (root / "studies").mkdir()
+    vary = {"masking.method": ["wanda", "magnitude"]}
+    plan = {key: value for key, value in GOOD.items() if key != "seeds"} | {"vary": vary, "baseline": {"masking.method": "wanda"}}
+    YAML().dump(plan, root / "studies/one.yaml")
+    (root / "data/corpus/mine.txt").write_text("text\n")
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for command in (["add", "."], [*identity, "commit", "--quiet", "-m", "start"]):
+        subprocess.run(["git", *command], cwd=root, check=True)
+    return root
+
+
+def test_a_study_runs_shared_stages_once_and_again_finds_everything(toy: Path) -> None:
+    before = (toy / "params.yaml").read_bytes()
+    first = run(toy, "pipeline", "study", "one", "--workers", "2")
+    assert first.returncode == 0, first.stdout + first.stderr
+    lines = [line for line in first.stdout.splitlines() if line.startswith("[")]
+    assert "ran model, tokens" in lines[0] and "(ran masking, evaluation@masked)" in lines[1]
+    table = pd.read_csv(toy / "data/studies/one.csv")
+    assert list(table.cell) == ["wanda", "magnitude"] and table.perplexity[0] != table.perplexity[1]
+    summary = json.loads((toy / "data/studies/one.json").read_text())
+    assert [one["difference"] is None for one in summary["comparison"]] == [True, False]
+    shown = run(toy, "dvc", "exp", "list", "--name-only").stdout.split()
+    assert set(shown) == {f"one-{cell}" for cell in table.cell}
+    assert (toy / "params.yaml").read_bytes() == before
+
+    again = run(toy, "pipeline", "study", "one", TOY_FAILS="masking")  # would fail if anything ran again
+    assert again.returncode == 0 and again.stdout.count("all from the cache") == 2
+    assert (toy / "data/studies/one.csv").read_text() == table.to_csv(index=False, lineterminator="\n")
