@@ -38,7 +38,7 @@ def wire(stage: Callable[..., Handle]) -> None:
     allocation = stage("allocation", statistics)
     masks = stage("masking", model, tokens, statistics, allocation)
     removal = stage("removal", redundancy)
-    ghost = stage("ghost", tape, removal)
+    ghost = stage("ghost", model, tokens, tape, masks, removal)
     compressed = stage("compress", model, masks, removal, ghost)
 
     variants = [

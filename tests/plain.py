@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 PATHS = {"gpt2": "transformer.h", "gpt_neox": "gpt_neox.layers", "opt": "model.decoder.layers", "falcon": "transformer.h"}
 PATHS |= dict.fromkeys(("bloom", "gpt_neo"), "transformer.h")
-Runs = Mapping[tuple[int, int], Tensor]
+Runs = Mapping[tuple[int, int], Tensor | Callable[[Tensor], Tensor]]
 
 
 def blocks_of(model: Any) -> nn.ModuleList:
@@ -46,7 +46,7 @@ def read_masks(path: Path, model: Any) -> dict[tuple[int, str], Tensor]:
 
 
 def read_operators(path: Path) -> dict[tuple[int, int], Tensor]:
-    """Run [start, stop) -> M, from ghost.safetensors."""
+    """Run [start, stop) -> M, from ghost.safetensors, where it has nothing but matrices."""
     runs = {}
     for name, value in load_file(path).items():
         start, stop = name.removeprefix("runs.").split("-")
@@ -60,7 +60,10 @@ def plain_variant(
     removed: Iterable[int] = (),
     operators: Runs | None = None,
 ) -> Any:
-    """A copy of `model` with masked weights zero; a removed block hands on its input x, the first of a run x + x M."""
+    """A copy of `model` with masked weights zero; a removed block hands on its input x, the first of a run x + x M.
+
+    An operator may also be a function of x.
+    """
     twin = copy.deepcopy(model)
     blocks = blocks_of(twin)
     for (block, name), keep in (masks or {}).items():
@@ -72,10 +75,10 @@ def plain_variant(
     return twin
 
 
-def _instead(m: Tensor | None) -> Any:
+def _instead(m: Any) -> Any:
     def hook(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         x = args[0] if args else kwargs["hidden_states"]
-        y = x if m is None else x + x @ m
+        y = x if m is None else x + x @ m if isinstance(m, Tensor) else m(x)
         return (y, *output[1:]) if isinstance(output, tuple) else y
 
     return hook

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from stages.compress.modeling import MODELING_FILE
+from stages.decoder.operators import Operator
 from stages.decoder.skeleton import Decoder
 
 
-def model_card(decoder: Decoder, removed: list[int], runs: list[tuple[int, int]]) -> str:
+def model_card(
+    decoder: Decoder, removed: list[int], metadata: Mapping[str, Any], operators: Mapping[tuple[int, int], Operator]
+) -> str:
     """README.md of the exported checkpoint: what was done to which kind of model, and how to load it."""
     name = type(decoder.model).__name__
+    has_code = any(one.fold is None for one in operators.values())
+    trust = ", trust_remote_code=True" if has_code else ""
     lines = [
         f"# A compressed {name}",
         "",
@@ -15,15 +24,37 @@ def model_card(decoder: Decoder, removed: list[int], runs: list[tuple[int, int]]
         "",
         f"- Removed blocks (indices of the dense model, from 0): {', '.join(map(str, removed)) or 'none'}.",
         "- Masked weights are stored as zeros; they take as much space and time as before.",
-        f"- Ghost operators: {', '.join(f'for blocks {a} to {b - 1}' for a, b in runs) or 'none'}.",
+        f"- Ghost operators: {', '.join(f'for blocks {a} to {b - 1}' for a, b in operators) or 'none'}.",
+        *_operators(metadata, operators),
         "",
         "```python",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
         "",
-        f"model = AutoModelForCausalLM.from_pretrained(folder{', trust_remote_code=True' if runs else ''})",
-        f"tokenizer = AutoTokenizer.from_pretrained(folder{', trust_remote_code=True' if runs else ''})",
+        f"model = AutoModelForCausalLM.from_pretrained(folder{trust})",
+        f"tokenizer = AutoTokenizer.from_pretrained(folder{trust})",
         "```",
     ]
-    if runs:
-        lines += ["", "`trust_remote_code` is for `modeling_ghost.py` beside this file, some forty lines that add the operators."]
+    if has_code:
+        lines += ["", f"`trust_remote_code` is for `{MODELING_FILE}` beside this file, which adds the operators."]
     return "\n".join(lines) + "\n"
+
+
+def _operators(metadata: Mapping[str, Any], operators: Mapping[tuple[int, int], Operator]) -> list[str]:
+    """What the operators are, how they were fitted, and what they do to sink tokens."""
+    if not operators:
+        return []
+    settings = ", ".join(f"{key} {value}" for key, value in metadata.get("settings", {}).items())
+    lines = [f"- Their kind: {metadata['operator']}" + (f" ({settings})." if settings else ".")]
+    for (start, stop), operator in operators.items():
+        where = f"blocks {start} to {stop - 1}"
+        if operator.fold is not None:
+            lines.append(
+                f"- For {where} the matrix `{operator.into}` of block {start - 1} was changed; no parameter was added, and the "
+                "zeros its mask had made are gone."
+            )
+        if operator.sinks is not None and len(operator.sinks):
+            which = ["the first token of a text"] * operator.sinks.first
+            which += [f"tokens {', '.join(map(str, operator.sinks.ids))}"] * bool(operator.sinks.ids)
+            does = "are left alone" if operator.sinks.action == "bypass" else "are put back to their mean in the dense model"
+            lines.append(f"- Behind {where}, {' and '.join(which)} {does}.")
+    return lines

@@ -60,7 +60,7 @@ def check_shortened(small: Any, decoder: Decoder, kept: list[int]) -> None:
             )
 
 
-def exported_config(config: Any, small: Any, places: list[tuple[int, str]], path: str) -> str:
+def exported_config(config: Any, small: Any, ghosts: list[dict[str, Any]]) -> str:
     """The text of config.json; with ghosts it points to the modelling file, under a model type of its own.
 
     The own type makes a loader without `trust_remote_code` stop with an error, rather than drop the operators in silence.
@@ -70,10 +70,10 @@ def exported_config(config: Any, small: Any, places: list[tuple[int, str]], path
     if is_native(small):  # code that lay beside the checkpoint was not run here, and nothing is to run it later
         values.pop("auto_map", None)
     values["dtype"] = str(small.dtype).removeprefix("torch.")
-    if places:
+    if ghosts:
         module = MODELING_FILE.removesuffix(".py")
         values["architectures"] = ["GhostForCausalLM"]
         values["model_type"] = f"ghost_{values['model_type']}"
         values["auto_map"] = {"AutoConfig": f"{module}.GhostConfig", "AutoModelForCausalLM": f"{module}.GhostForCausalLM"}
-        values["ghosts"] = [{"block": block, "where": where} for block, where in places]
+        values["ghosts"] = ghosts
     return json.dumps(values, indent=2, sort_keys=True) + "\n"

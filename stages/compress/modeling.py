@@ -1,64 +1,61 @@
-"""The short modelling file that an export with ghosts carries: it needs `transformers` and nothing of this project."""
+"""The short modelling file that an export with operators carries: it needs `transformers` and nothing of this project."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from string import Template
 from typing import Any
 
 from pipeline.errors import PalimpsestError
+from stages.decoder.operators import Operator
 
 MODELING_FILE = "modeling_ghost.py"
-
-_SOURCE = '''"""{model} with linear operators where blocks were removed. Written by Palimpsest; needs only transformers.
-
-Each operator M is added to the residual stream h as h + h M, behind the block it stands with (or before the first one).
-"""
-
-from torch import nn
-from transformers import {config}, {model}
-
-
-class GhostConfig({config}):
-    model_type = "ghost_{model_type}"
-
-
-def add_after(block, args, output):
-    """Forward hook: apply the operator to what the block returns."""
-    hidden = output[0] if isinstance(output, tuple) else output
-    hidden = hidden + block.ghost_after(hidden)
-    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
-
-
-def add_before(block, args, kwargs):
-    """Forward pre-hook: apply the operator to what the block is given."""
-    if args:
-        return (args[0] + block.ghost_before(args[0]), *args[1:]), kwargs
-    hidden = kwargs["hidden_states"]
-    return args, {{**kwargs, "hidden_states": hidden + block.ghost_before(hidden)}}
-
-
-class GhostForCausalLM({model}):
-    config_class = GhostConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        width = config.get_text_config().hidden_size
-        for ghost in config.ghosts:
-            block = self.get_submodule("{path}")[ghost["block"]]
-            setattr(block, "ghost_" + ghost["where"], nn.Linear(width, width, bias=False))
-            if ghost["where"] == "after":
-                block.register_forward_hook(add_after)
-            else:
-                block.register_forward_pre_hook(add_before, with_kwargs=True)
-'''
+TEMPLATE = Path(__file__).parent / "modeling_ghost.py.template"
 
 
 def ghost_places(runs: list[tuple[int, int]], kept: list[int]) -> list[tuple[int, str]]:
-    """For each removed run [start, stop) where its operator acts: (index of a kept block, "after" or "before").
+    """For each removed run [start, stop), or part of one, where its operator acts: (index of a kept block, "after" or "before").
 
-    Behind the last block kept before the run; before the first kept block where the run opens the model.
+    Behind the last block kept before it; before the first kept block where nothing is kept before it. Operators of one
+    place act in the order given.
     """
-    position = {old: new for new, old in enumerate(kept)}
-    return [(position[start - 1], "after") if start - 1 in position else (0, "before") for start, _ in runs]
+    places = []
+    for start, _ in runs:
+        before = sum(one < start for one in kept)
+        places.append((before - 1, "after") if before else (0, "before"))
+    return places
+
+
+def ghost_spec(operator: Operator, place: tuple[int, str], accumulate: str) -> dict[str, Any]:
+    """What config.json says of one operator."""
+    form = "dense" if operator.dense is not None else "scale" if operator.scale is not None else "none"
+    rank = 0 if operator.down is None else operator.down.shape[1]
+    sinks = operator.sinks
+    return {
+        "block": place[0],
+        "where": place[1],
+        "form": "low_rank" if rank else form,
+        "rank": rank,
+        "bias": operator.bias is not None,
+        "accumulate": accumulate,
+        "sinks": None if sinks is None else {"action": sinks.action, "first": sinks.first, "ids": list(sinks.ids)},
+    }
+
+
+def ghost_state(operator: Operator) -> dict[str, Any]:
+    """The operator's tensors under the names the modelling file gives them. nn.Linear holds the transpose of row vectors' M."""
+    state = {}
+    if operator.dense is not None:
+        state["linear.weight"] = operator.dense.T
+    if operator.down is not None and operator.up is not None:
+        state |= {"down.weight": operator.down.T, "up.weight": operator.up.T}
+    if operator.scale is not None:
+        state["scale"] = operator.scale
+    if operator.bias is not None:
+        state["up.bias" if operator.down is not None else "linear.bias"] = operator.bias
+    if operator.targets is not None:
+        state["targets"] = operator.targets
+    return state
 
 
 def is_native(model: Any) -> bool:
@@ -75,6 +72,6 @@ def modeling_source(model: Any, path: str) -> str:
         raise PalimpsestError(
             f"{type(model).__name__}: ghosts cannot be exported for a model with code of its own; set ghost.method: none"
         )
-    return _SOURCE.format(
+    return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         model=type(model).__name__, config=type(model.config).__name__, model_type=model.config.model_type, path=path
     )

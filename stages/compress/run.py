@@ -13,15 +13,16 @@ from transformers.core_model_loading import revert_weight_conversion
 from pipeline.artifacts import ArtifactError, producer
 from pipeline.console import plan, progress, say
 from pipeline.files import Files
-from pipeline.tensors import TensorFile, check_finite
+from pipeline.tensors import TensorFile
 from stages.compress import Params
 from stages.compress.card import model_card
 from stages.compress.config import check_shortened, exported_config, shorten_config, skeleton_of
-from stages.compress.modeling import MODELING_FILE, ghost_places, is_native, modeling_source
+from stages.compress.modeling import MODELING_FILE, ghost_places, ghost_spec, ghost_state, is_native, modeling_source
 from stages.compress.shards import write_shards
 from stages.decoder.checkpoint import Checkpoint
 from stages.decoder.masks import apply_masks
-from stages.decoder.operators import operator_name, read_removed, runs_of
+from stages.decoder.matrices import prunable_matrices
+from stages.decoder.operators import Operator, fold_into, operator_name, read_operators, read_removed, runs_of
 from stages.decoder.skeleton import Decoder
 
 COPIED = (
@@ -38,9 +39,12 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     decoder = Decoder(inputs["model"], Checkpoint(inputs["model"]).stored_dtype())
     removed = read_removed(inputs["removal.json"], len(decoder))
     kept = [index for index in range(len(decoder)) if index not in set(removed)]
-    runs = runs_of(removed) if ghosts.metadata.get("operator") != "none" else []
-    _check_ghosts(ghosts, runs, decoder.width)
-    places = ghost_places(runs, kept)
+    operators = read_operators(ghosts, decoder.width)
+    _check_ghosts(ghosts, operators, removed)
+    run_ones = {run: one for run, one in operators.items() if one.fold is None}
+    places = ghost_places(list(run_ones), kept)
+    accumulate = ghosts.metadata.get("accumulate", "model")
+    specs = [ghost_spec(one, place, accumulate) for one, place in zip(run_ones.values(), places, strict=True)]
 
     config = shorten_config(decoder.checkpoint.config, kept, len(decoder))
     small = skeleton_of(config, decoder.dtype, decoder.checkpoint.trust_remote_code)
@@ -59,35 +63,57 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     partial.mkdir(parents=True)
     try:
         _copy_companions(decoder.checkpoint.folder, partial, COPIED if is_native(small) else (*COPIED, "*.py"))
-        (partial / "config.json").write_text(exported_config(config, small, places, decoder.path), encoding="utf-8")
-        if places:
+        (partial / "config.json").write_text(exported_config(config, small, specs), encoding="utf-8")
+        if specs:
             (partial / MODELING_FILE).write_text(modeling_source(small, decoder.path), encoding="utf-8")
-        fitted = {
-            place: check_finite(ghosts.read(operator_name(*run)), f"{ghosts.path}: {operator_name(*run)}")
-            for run, place in zip(runs, places, strict=True)
-        }
-        parts = _state(decoder, small, kept, masks, fitted)
-        total = write_shards(partial, (_names_on_disk(small, part, bool(places)) for part in parts))
-        (partial / "README.md").write_text(model_card(decoder, removed, runs), encoding="utf-8")
+        parts = _state(decoder, small, kept, masks, _by_block(run_ones, places), _folds(operators))
+        total = write_shards(partial, (_names_on_disk(small, part, bool(specs)) for part in parts))
+        (partial / "README.md").write_text(model_card(decoder, removed, ghosts.metadata, operators), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    say(f"{len(kept)} of {len(decoder)} blocks, {len(places)} ghosts, {total:,} parameters")
+    folded = len(operators) - len(specs)
+    also = f", {folded} folded into {', '.join(sorted({one.into for one in operators.values() if one.into}))}" if folded else ""
+    say(f"{len(kept)} of {len(decoder)} blocks, {len(specs)} ghosts{also}, {total:,} parameters")
 
 
-def _check_ghosts(ghosts: TensorFile, runs: list[tuple[int, int]], width: int) -> None:
-    """Raise ArtifactError naming the file if its operators are not those of the removed runs of this model."""
-    expected = {operator_name(*run): (width, width) for run in runs}
-    if ghosts.specs != expected:
+def _check_ghosts(ghosts: TensorFile, operators: dict[tuple[int, int], Operator], removed: list[int]) -> None:
+    """Raise ArtifactError naming the file if its operators do not stand for exactly the removed blocks."""
+    if not operators and ghosts.metadata.get("operator") == "none":
+        return
+    stand_for = sorted(block for start, stop in operators for block in range(start, stop))
+    if stand_for != sorted(removed):
+        wanted, there = ([operator_name(*run) for run in some] for some in (runs_of(removed), operators))
         raise ArtifactError(
-            f"{ghosts.path}: the removed blocks ask for {', '.join(expected)} of {width} channels, not {ghosts.specs}; "
+            f"{ghosts.path}: the removed blocks ask for {', '.join(wanted)}, not {', '.join(there) or 'nothing'}; "
             + producer(ghosts.path)
         )
 
 
+def _by_block(operators: dict[tuple[int, int], Operator], places: list[tuple[int, str]]) -> dict[int, dict[str, Tensor]]:
+    """Index of an exported block -> the tensors of its operators, by their names inside it."""
+    state: dict[int, dict[str, Tensor]] = {}
+    count: dict[tuple[int, str], int] = {}
+    for operator, (block, where) in zip(operators.values(), places, strict=True):
+        number = count[block, where] = count.get((block, where), -1) + 1
+        named = {f"ghost_{where}.{number}.{name}": value for name, value in ghost_state(operator).items()}
+        state.setdefault(block, {}).update(named)
+    return state
+
+
+def _folds(operators: dict[tuple[int, int], Operator]) -> dict[int, Operator]:
+    """Index of a dense block -> the operator that changes one of its matrices."""
+    return {start - 1: one for (start, _), one in operators.items() if one.fold is not None}
+
+
 def _state(
-    decoder: Decoder, small: Any, kept: list[int], masks: TensorFile, fitted: dict[tuple[int, str], Tensor]
+    decoder: Decoder,
+    small: Any,
+    kept: list[int],
+    masks: TensorFile,
+    ghosts: dict[int, dict[str, Tensor]],
+    folds: dict[int, Operator],
 ) -> Iterator[dict[str, Tensor]]:
     """The exported model's tensors under its own names: first what surrounds the blocks, then block by block."""
     tied = set(getattr(small, "all_tied_weights_keys", None) or {})
@@ -97,10 +123,13 @@ def _state(
     for new, old in progress(list(enumerate(kept)), "block"):
         with decoder.block(old) as block:
             apply_masks(block, masks, old)
+            if old in folds:
+                (matrix,) = [one for one in prunable_matrices(block) if one.name == folds[old].into]
+                bias = getattr(block.get_submodule(matrix.module), "bias", None)
+                fold_into(matrix.view(block), None if bias is None else bias.data, folds[old])
             part = {f"{decoder.path}.{new}.{name}": value for name, value in block.state_dict().items()}
-            for (at, where), operator in fitted.items():
-                if at == new:  # nn.Linear holds the transpose of the row-vector convention
-                    part[f"{decoder.path}.{new}.ghost_{where}.weight"] = operator.T.to(decoder.dtype)
+            for name, value in ghosts.get(new, {}).items():
+                part[f"{decoder.path}.{new}.{name}"] = value.to(decoder.dtype)
             yield part
 
 

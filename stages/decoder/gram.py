@@ -63,8 +63,10 @@ def add_tokens(
     grams.tokens += len(x)
 
 
-def solve_ridge(grams: Grams, ridge: float, what: str) -> Fit:
-    """Minimise ||X M - D||² + λ||M||² with λ = ridge · trace(XᵀX) / channels, by Cholesky in float64.
+def damped_factor(
+    grams: Grams, ridge: float, what: str
+) -> tuple[Float[Tensor, "channel channel"], Float[Tensor, "channel channel"], float]:
+    """The Cholesky factor (lower) of XᵀX + λI with λ = ridge · trace(XᵀX) / channels, in float64.
 
     A factorisation that fails, or that only rounding let through, is tried again with ten times the ridge, at most six
     times; the ridge used is returned.
@@ -73,6 +75,8 @@ def solve_ridge(grams: Grams, ridge: float, what: str) -> Fit:
         grams: the sums.
         ridge: relative ridge, 0 or more.
         what: named in the error ("block 12").
+
+    Returns the factor, the damped Gram and the relative ridge that was really used.
 
     Raises:
         SingularGram: no ridge within the limit mends it; names `what` and the condition number.
@@ -85,12 +89,18 @@ def solve_ridge(grams: Grams, ridge: float, what: str) -> Fit:
         damped.diagonal().add_(used * scale)
         factor, info = torch.linalg.cholesky_ex(damped)
         if int(info) == 0 and _is_sound(factor, damped):
-            return Fit(torch.cholesky_solve(grams.xd, factor), used, damped)
+            return factor, damped, used
         used = max(used * 10, 1e-10)
     raise SingularGram(
         f"{what}: XᵀX of {grams.tokens} tokens x {channels} channels is singular (condition {condition_number(grams.xx):.1e}) "
         f"even with ridge {used / 10:g}; use more calibration windows or a larger ridge"
     )
+
+
+def solve_ridge(grams: Grams, ridge: float, what: str) -> Fit:
+    """Minimise ||X M - D||² + λ||M||² with λ = ridge · trace(XᵀX) / channels, as `damped_factor` damps. Raises SingularGram."""
+    factor, damped, used = damped_factor(grams, ridge, what)
+    return Fit(torch.cholesky_solve(grams.xd, factor), used, damped)
 
 
 def _is_sound(factor: Float[Tensor, "channel channel"], damped: Float[Tensor, "channel channel"]) -> bool:

@@ -1,10 +1,168 @@
-"""Ghost operators as they are stored, and where they act: between the blocks around a removed run."""
+"""Operators that stand in for removed blocks: their form, how they are stored, and what they do to the residual stream."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
 from pipeline.artifacts import ArtifactError, producer, read_json
+from pipeline.tensors import TensorFile, check_finite
+
+
+@dataclass(frozen=True)
+class Sinks:
+    """Which tokens are treated apart when the model runs: the first of a text, and those of some ids."""
+
+    action: str  # "bypass": the operator leaves them alone; "restore": they become the vectors of `Operator.targets`
+    first: bool = False
+    ids: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        """Number of kinds of sinks, each with a vector of its own."""
+        return int(self.first) + len(self.ids)
+
+    def kinds(self, ids: Int[Tensor, "window token"]) -> Int[Tensor, "window token"]:
+        """For full windows, the kind of each token: an index into `Operator.targets`, -1 for a token that is no sink."""
+        kinds = torch.full(ids.shape, -1, dtype=torch.long, device=ids.device)
+        for place, one in enumerate(self.ids, start=int(self.first)):
+            kinds[ids == one] = place
+        if self.first:
+            kinds[:, 0] = 0
+        return kinds
+
+
+@dataclass(frozen=True)
+class Operator:
+    """What is added to the stream x [token, channel] where blocks were removed: x M + bias, with M in one of three forms.
+
+    A `fold` is never run: it changes the matrix whose output o is added to the stream before the gap, o -> o + o F + bias.
+    """
+
+    dense: Float[Tensor, "channel channel"] | None = None  # M
+    scale: Float[Tensor, " channel"] | None = None  # M = diag(scale)
+    down: Float[Tensor, "channel rank"] | None = None  # M = down up
+    up: Float[Tensor, "rank channel"] | None = None
+    fold: Float[Tensor, "channel channel"] | None = None  # F
+    bias: Float[Tensor, " channel"] | None = None
+    targets: Float[Tensor, "kind channel"] | None = None  # what restored sinks become
+    into: str = ""  # of a fold: the matrix it changes, of the block before the gap
+    sinks: Sinks | None = None
+
+    def matrix(self, width: int) -> Float[Tensor, "channel channel"]:
+        """M as one matrix (F of a fold)."""
+        whole = self.dense if self.dense is not None else self.fold
+        if whole is not None:
+            return whole
+        if self.scale is not None:
+            return torch.diag(self.scale)
+        if self.down is not None and self.up is not None:
+            return self.down @ self.up
+        return torch.zeros(width, width, dtype=torch.float64 if self.bias is None else self.bias.dtype)
+
+    def step(self, x: Float[Tensor, "*batch channel"]) -> Float[Tensor, "*batch channel"]:
+        """x M + bias, sinks not looked at."""
+        if self.scale is not None:
+            step = x * self.scale
+        elif self.down is not None and self.up is not None:
+            step = x @ self.down @ self.up
+        else:
+            whole = self.dense if self.dense is not None else self.fold
+            step = torch.zeros_like(x) if whole is None else x @ whole
+        return step if self.bias is None else step + self.bias
+
+    def apply(
+        self, x: Float[Tensor, "window token channel"], ids: Int[Tensor, "window token"]
+    ) -> Float[Tensor, "window token channel"]:
+        """The stream behind the operator, for full windows with their token ids."""
+        y = x + self.step(x)
+        if self.sinks is None or not len(self.sinks):
+            return y
+        kinds = self.sinks.kinds(ids.to(x.device))
+        apart = (kinds >= 0)[..., None]
+        if self.targets is None:
+            return torch.where(apart, x, y)
+        return torch.where(apart, self.targets.to(x)[kinds.clamp(min=0)], y)
+
+    def to(self, dtype: torch.dtype, device: str = "cpu") -> Operator:
+        """The same in another precision."""
+        return Operator(
+            **{name: value.to(device, dtype) for name, value in self.tensors().items()}, into=self.into, sinks=self.sinks
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Name of the field -> tensor, those that are there."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def fold_into(weight: Float[Tensor, "channel in"], bias: Float[Tensor, " channel"] | None, operator: Operator) -> None:
+    """Change, in place, the matrix whose output o = z weightᵀ + bias is added to the stream, so that it gives o + o F.
+
+    The weight takes part as float32; it stays in its dtype.
+    """
+    assert operator.fold is not None
+    f = operator.fold.to(weight.device, torch.float32)
+    weight += (f.T @ weight.float()).to(weight.dtype)
+    if bias is not None:
+        bias += (bias.float() @ f).to(bias.dtype)
+
+
+def write_operators(operators: Mapping[tuple[int, int], Operator]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors and metadata of ghost.safetensors. M of run [start, stop) is `runs.{start}-{stop}`, all else has a suffix."""
+    tensors, details = {}, {}
+    for (start, stop), operator in operators.items():
+        name = operator_name(start, stop)
+        for field, value in operator.to(torch.float32).tensors().items():
+            tensors[name if field == "dense" else f"{name}.{field}"] = value.contiguous()
+        sinks = operator.sinks
+        apart = None if sinks is None else {"action": sinks.action, "first": sinks.first, "ids": list(sinks.ids)}
+        details[name] = {"start": start, "stop": stop, "into": operator.into, "sinks": apart}
+    return tensors, details
+
+
+def read_operators(file: TensorFile, width: int) -> dict[tuple[int, int], Operator]:
+    """(start, stop) -> operator, float32, in the order of the model.
+
+    Raises ArtifactError naming the file if an operator is of another width, incomplete or not finite.
+    """
+    found: dict[tuple[int, int], Operator] = {}
+    try:
+        details = sorted(file.metadata["operators"].items(), key=lambda item: item[1]["start"])
+        for name, detail in details:
+            tensors = {
+                field.name: check_finite(file.read(key), f"{file.path}: {key}")
+                for field in fields(Operator)
+                if (key := name if field.name == "dense" else f"{name}.{field.name}") in file
+            }
+            _check_shapes(file, name, tensors, width)
+            apart = detail["sinks"]
+            sinks = Sinks(apart["action"], bool(apart["first"]), tuple(apart["ids"])) if apart else None
+            wanted = len(sinks) if sinks is not None and sinks.action == "restore" else 0
+            if wanted != (len(tensors["targets"]) if "targets" in tensors else 0) or not (tensors or sinks):
+                raise ArtifactError(f"{file.path}: '{name}' is not whole; {producer(file.path)}")
+            found[detail["start"], detail["stop"]] = Operator(**tensors, into=detail["into"], sinks=sinks)
+    except (KeyError, TypeError, AttributeError):
+        raise ArtifactError(f"{file.path}: does not say what its operators are; {producer(file.path)}") from None
+    return found
+
+
+def _check_shapes(file: TensorFile, name: str, tensors: dict[str, Tensor], width: int) -> None:
+    rank = tensors["down"].shape[-1] if "down" in tensors else 0
+    shapes = {
+        "dense": (width, width), "fold": (width, width), "scale": (width,), "bias": (width,),
+        "down": (width, rank), "up": (rank, width), "targets": (len(tensors.get("targets", ())), width),
+    }  # fmt: skip
+    for field, value in tensors.items():
+        if tuple(value.shape) != shapes[field]:
+            raise ArtifactError(
+                f"{file.path}: '{name}' of shape {tuple(value.shape)} is no operator on {width} channels; {producer(file.path)}"
+            )
 
 
 def read_removed(path: Path, blocks: int) -> list[int]:

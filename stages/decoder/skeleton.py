@@ -175,8 +175,13 @@ class Decoder:
         assert log.first is not None
         return log.first
 
-    def call(self, index: int, hidden: Tensor) -> Tensor:
-        """Run block `index`, which must be loaded, on `hidden` [window, token, channel]."""
+    def call(self, index: int, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Run block `index`, which must be loaded, on `hidden` [window, token, channel].
+
+        `ids` [window, token] are for exports whose operators treat some tokens apart.
+        """
+        if ids is not None and hasattr(self.model, "note_inputs"):
+            self.model.note_inputs(input_ids=ids.to(self.device))
         call = self.calls(hidden.shape[0], hidden.shape[1])[index]
         with torch.inference_mode():
             out = self.blocks[index](hidden, *call.args, **call.kwargs)

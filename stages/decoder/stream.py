@@ -78,10 +78,10 @@ def embed(decoder: Decoder, ids: Tensor, stream: Stream, batch_tokens: int) -> N
             stream.write(start, hidden)
 
 
-def advance(decoder: Decoder, index: int, stream: Stream, batch_tokens: int) -> None:
-    """Push the whole stream through block `index`, which must be loaded."""
-    for start, _, hidden in read_batches(stream, batch_tokens, decoder.device):
-        out = decoder.call(index, hidden)
+def advance(decoder: Decoder, index: int, stream: Stream, batch_tokens: int, ids: Tensor | None = None) -> None:
+    """Push the whole stream through block `index`, which must be loaded; `ids` are its token ids, which an export may want."""
+    for start, stop, hidden in read_batches(stream, batch_tokens, decoder.device):
+        out = decoder.call(index, hidden, None if ids is None else ids[start:stop].long())
         finite_or_stop(out, f"block {index}", start)
         stream.write(start, out)
 

@@ -49,6 +49,14 @@ class Tape:
                 f"of width {width}; {producer(self._file.path)}"
             )
 
+    def check_windows(self, windows: int, length: int) -> None:
+        """Raise ArtifactError naming the file if it is not of that many windows and tokens in each."""
+        if (self.windows, self.length) != (windows, length):
+            raise ArtifactError(
+                f"{self._file.path}: {self.windows} windows of {self.length} tokens, but there are {windows} calibration windows "
+                f"of {length}; {producer(self._file.path)}"
+            )
+
     def batches(self, batch_tokens: int, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
         """Ranges of the windows `first:last` that hold at most `batch_tokens` tokens each (but at least one window)."""
         end = self.windows if last is None else last

@@ -52,7 +52,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     )
     with Stream(path.parent, (*ids.shape, decoder.width), decoder.dtype) as stream:
         embed(decoder, ids, stream, compute.batch_tokens)
-        zeros, prunable, blocks = _push_through(decoder, stream, masks, removed, compute.batch_tokens)
+        zeros, prunable, blocks = _push_through(decoder, stream, ids, masks, removed, compute.batch_tokens)
         losses = torch.tensor(list(_window_losses(decoder, stream, ids)), dtype=torch.float64)
 
     low, high = mean_interval(losses.numpy(), wanted.confidence, wanted.resamples, wanted.seed)
@@ -82,7 +82,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
 
 
 def _push_through(
-    decoder: Decoder, stream: Stream, masks: TensorFile | None, removed: set[int], batch_tokens: int
+    decoder: Decoder, stream: Stream, ids: Tensor, masks: TensorFile | None, removed: set[int], batch_tokens: int
 ) -> tuple[int, int, int]:
     """Run the variant's blocks over the stream. Returns zeros and weights in their prunable matrices, and their number."""
     zeros = prunable = 0
@@ -97,7 +97,7 @@ def _push_through(
                 weight = matrix.view(block)
                 zeros += weight.numel() - int(weight.count_nonzero())
                 prunable += weight.numel()
-            advance(decoder, index, stream, batch_tokens)
+            advance(decoder, index, stream, batch_tokens, ids)
     return zeros, prunable, len(kept)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from stages.decoder.gram import Fit, Grams, solve_ridge
+from stages.decoder.gram import solve_ridge
+from stages.ghost.sums import Fitted, Sums, as_fitted
 
 
-def ghost(grams: Grams, ridge: float, what: str) -> Fit:
-    """M minimising ||X (I + M) - Y||² + λ||M||², λ = ridge · trace(XᵀX) / channels; the operator is W = I + M.
+def ghost(sums: Sums, ridge: float, what: str) -> Fitted:
+    """M minimising ||X M - D||² + λ||M||², λ = ridge · trace(XᵀX) / channels; the operator is W = I + M.
 
     The paper takes the pseudo-inverse, its code an absolute 1e-6 on the diagonal; a relative ridge does not depend on the
     scale of the stream. Raises SingularGram naming `what`.
     """
-    return solve_ridge(grams, ridge, what)
+    return as_fitted(solve_ridge(sums.grams, ridge, what))

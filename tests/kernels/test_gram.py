@@ -13,7 +13,6 @@ from torch import Tensor
 from stages.decoder import gram
 from stages.decoder.gram import Grams, SingularGram, add_tokens, empty_grams, relative_errors, solve_ridge
 from stages.ghost import antisymmetry
-from stages.ghost.ghost import ghost
 from tests.kernels.shapes import checked
 
 antisymmetric_share = checked(antisymmetry.antisymmetric_share)
@@ -64,7 +63,7 @@ def test_with_ridge_it_is_lstsq_with_rows_for_the_penalty(ridge: float) -> None:
     weight = ridge * float(x.square().sum()) / 12
     longer = torch.cat([x, math.sqrt(weight) * torch.eye(12, dtype=torch.float64)])
     expected = torch.linalg.lstsq(longer, torch.cat([y - x, torch.zeros(12, 12, dtype=torch.float64)])).solution
-    torch.testing.assert_close(ghost(grams_of(x, y), ridge, "here").m[0], expected, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(solve_ridge(grams_of(x, y), ridge, "here").m[0], expected, rtol=1e-8, atol=1e-10)
 
 
 def test_the_scale_of_the_stream_does_not_matter() -> None:
@@ -76,7 +75,7 @@ def test_the_scale_of_the_stream_does_not_matter() -> None:
 def test_a_planted_map_is_found() -> None:
     x, w = tokens(500, 16, 1), tokens(16, 16, 2)
     sums = grams_of(x, x @ w, batch=64)
-    fit = ghost(sums, 0.0, "here")
+    fit = solve_ridge(sums, 0.0, "here")
     assert float((torch.eye(16) + fit.m[0] - w).abs().max()) < 1e-8
     assert relative_errors(sums, fit.m)[0] < 1e-7
 
@@ -84,7 +83,7 @@ def test_a_planted_map_is_found() -> None:
 def test_a_block_that_does_nothing_needs_no_operator() -> None:
     x = tokens(100, 6)
     sums = grams_of(x, x)
-    fit = ghost(sums, 1e-4, "here")
+    fit = solve_ridge(sums, 1e-4, "here")
     assert not fit.m.any() and relative_errors(sums, fit.m) == [0.0]
 
 

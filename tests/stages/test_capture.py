@@ -156,14 +156,14 @@ READS = [
     ("capture", "tokens.safetensors"), ("statistics", "tape.safetensors"), ("redundancy", "tape.safetensors"),
     ("allocation", "statistics.csv"), ("masking", "tokens.safetensors"), ("masking", "statistics.safetensors"),
     ("masking", "allocation.csv"), ("removal", "redundancy_blocks.csv"), ("removal", "redundancy_pairs.csv"),
-    ("ghost", "tape.safetensors"), ("ghost", "removal.json"), ("peeling", "tape.safetensors"),
+    ("ghost", "tape.safetensors"), ("ghost", "tokens.safetensors"), ("ghost", "removal.json"), ("peeling", "tape.safetensors"),
     ("compress", "masks.safetensors"), ("compress", "removal.json"), ("compress", "ghost.safetensors"),
     ("evaluation@dense", "tokens.safetensors"), ("evaluation@masked", "masks.safetensors"),
     ("evaluation@removed", "removal.json"),
 ]  # fmt: skip
 WAYS = ["truncated", "empty", "missing", "foreign", "of another model"]
 # Whatever model it is of, a tape or a table is all that these stages know of it.
-SOUND = {(stage, "tape.safetensors") for stage in ("redundancy", "ghost", "peeling")} | {("allocation", "statistics.csv")}
+SOUND = {(stage, "tape.safetensors") for stage in ("redundancy", "peeling")} | {("allocation", "statistics.csv")}
 CASES = [
     (stage, name, how)
     for stage, name in READS

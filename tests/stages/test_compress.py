@@ -120,7 +120,7 @@ def test_the_stored_dtype_is_kept(tmp_path: Path) -> None:
     stored = load_file(project.data / "compressed" / "model.safetensors")
     assert {value.dtype for value in stored.values()} == {torch.bfloat16}
     operator = read_operators(project.data / "ghost.safetensors")[1, 2]
-    assert torch.equal(stored["model.layers.0.ghost_after.weight"], operator.T.to(torch.bfloat16))
+    assert torch.equal(stored["model.layers.0.ghost_after.0.linear.weight"], operator.T.to(torch.bfloat16))
     assert json.loads((project.data / "compressed" / "config.json").read_text())["dtype"] == "bfloat16"
     assert reload(project.data / "compressed", trust_remote_code=True).dtype == torch.bfloat16
 
@@ -172,9 +172,7 @@ def test_operators_of_other_runs_are_refused(copied: Finished) -> None:
     project = copied("llama")
     export(project, [1, 2])
     project.run("removal", removal={"method": "list", "blocks": [2]})
-    with pytest.raises(
-        PalimpsestError, match=r"ghost\.safetensors: the removed blocks ask for runs\.2-3 of 32 channels, not .*runs\.1-3"
-    ):
+    with pytest.raises(PalimpsestError, match=r"ghost\.safetensors: the removed blocks ask for runs\.2-3, not runs\.1-3"):
         project.run("compress")
 
 
