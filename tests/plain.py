@@ -37,6 +37,8 @@ def read_masks(path: Path, model: Any) -> dict[tuple[int, str], Tensor]:
     """(block, matrix) -> which weights stay, [out, in], unpacked by numpy."""
     masks = {}
     for key, packed in load_file(path).items():
+        if not key.startswith("blocks."):
+            continue
         _, block, name = key.split(".", 2)
         columns = matrix_of(blocks_of(model)[int(block)], name).shape[1]
         bits = np.unpackbits(packed, axis=1, bitorder="little")

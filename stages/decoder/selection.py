@@ -28,7 +28,7 @@ def row_counts(rows: int, columns: int, share: float, exact: bool = True) -> Int
 
 def keep_per_row(score: Float[Tensor, "out in"], share: float, exact: bool = True) -> Bool[Tensor, "out in"]:
     """Compared within each row; `row_counts` says how many of each go."""
-    return keep_rows(score, row_counts(*score.shape, share, exact))
+    return keep_rows(score, row_counts(score.shape[0], score.shape[1], share, exact))
 
 
 def keep_rows(score: Float[Tensor, "out in"], counts: Int[Tensor, " out"]) -> Bool[Tensor, "out in"]:

@@ -1,144 +1,244 @@
-"""Decide, block by block, which weights of each prunable matrix stay."""
+"""Decide, block by block, which weights of each prunable matrix stay, and what they become where the method changes them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
 
-from pipeline.artifacts import ArtifactError, producer, read_table
+from pipeline.artifacts import ArtifactError, producer, read_table, write_table
 from pipeline.console import plan, progress, say
 from pipeline.errors import PalimpsestError
 from pipeline.files import Files
-from pipeline.tensors import TensorFile, TensorWriter
-from stages.decoder.masks import mask_name, pack_mask, packed_shape
-from stages.decoder.matrices import Matrix, prunable_matrices, watch
-from stages.decoder.scores import magnitude_score, wanda_score
-from stages.decoder.selection import keep_per_row
+from pipeline.tensors import Spec, TensorFile, TensorWriter
+from stages.decoder.masks import kept_name, mask_name, pack_mask, packed_shape, weight_name
+from stages.decoder.matrices import Matrix, prunable_matrices
 from stages.decoder.skeleton import Decoder
-from stages.decoder.stream import Stream, advance, embed, read_batches, read_windows
-from stages.masking import Params
+from stages.decoder.stream import Stream, advance, embed, read_windows
+from stages.masking import Masking, Params
+from stages.masking.budget import Budget, Pruned, kept_share
+from stages.masking.inputs import Inputs, collect
+from stages.masking.magnitude import magnitude
+from stages.masking.shares import Key, Shares, budgets
+from stages.masking.sparsegpt import sparsegpt
+from stages.masking.wanda import wanda
+from stages.masking.wanda_variant import wanda_variant
 
-# A method scores a matrix [out, in] given the squared norms of its input channels [in]; low scores go first.
-Method = Callable[[Tensor, Tensor], Tensor]
-METHODS: dict[str, Method] = {"magnitude": lambda weight, _: magnitude_score(weight), "wanda": wanda_score}
-NEEDS_ACTIVATIONS = {"wanda"}
+# A method takes matrices [out, in] that share their inputs, the sums of those, a budget each, the number of calibration windows,
+# the settings, and a name for errors.
+Method = Callable[[list[Tensor], Inputs, list[Budget], int, Masking, str], list[Pruned]]
+
+
+def _each(prune: Callable[[Tensor, Inputs, Budget], Pruned]) -> Method:
+    return lambda weights, inputs, some, *_: [prune(weight, inputs, one) for weight, one in zip(weights, some, strict=True)]
+
+
+METHODS: dict[str, Method] = {
+    "magnitude": _each(lambda weight, _, budget: magnitude(weight, budget)),
+    "wanda": _each(lambda weight, x, budget: wanda(weight, x.squares, budget)),
+    "wanda_variant": _each(lambda weight, x, budget: wanda_variant(weight, x.squares, budget)),
+    "sparsegpt": lambda weights, x, some, windows, wanted, what: sparsegpt(
+        weights, _gram(x), windows, some, wanted.sparsegpt.damping, wanted.sparsegpt.block, what
+    ),
+}
+NEEDS_INPUTS = {"wanda", "wanda_variant", "sparsegpt"}
+NEEDS_GRAMS = {"sparsegpt"}  # and changes the weights that stay
+COLUMNS = [
+    "block", "matrix", "parameters", "tokens", "sparsity_asked", "sparsity", "kept_magnitude", "kept_score", "damping",
+    "dead_inputs", "method",
+]  # fmt: skip
 
 
 def run(params: Params, inputs: Files, outputs: Files) -> None:
-    """Write `masks.safetensors`: for each matrix its mask, one bit per weight (1 stays), packed along the inputs."""
+    """Write `masks.safetensors` (see `stages.decoder.masks`) and `masks.csv`, a row per matrix."""
     compute, wanted = params.compute, params.masking
     decoder = Decoder(inputs["model"], compute.resolve_dtype(), compute.resolve_device())
-    shares = Shares(read_table(inputs["allocation.csv"], ("block", "matrix", "sparsity")), len(decoder))
+    shares = Shares(read_table(inputs["allocation.csv"], ("block", "matrix"), ("sparsity",)), len(decoder))
     ids = read_windows(TensorFile(inputs["tokens.safetensors"]), "calibration", decoder)
-    statistics = TensorFile(inputs["statistics.safetensors"])
-    needs_activations = wanted.method in NEEDS_ACTIVATIONS and shares.largest > 0
-    runs_blocks = needs_activations and wanted.activations == "pruned"
-
     matrices = [prunable_matrices(block) for block in decoder.blocks]
-    sizes = {(i, m.name): tuple(m.view(decoder.blocks[i]).shape) for i, some in enumerate(matrices) for m in some}
-    specs = {mask_name(i, name): (packed_shape(size), torch.uint8) for (i, name), size in sizes.items()}
+    sizes: dict[Key, tuple[int, int]] = {
+        (i, m.name): (len(view), view.shape[1])
+        for i, some in enumerate(matrices)
+        for m in some
+        for view in [m.view(decoder.blocks[i])]
+    }
+    wishes = budgets(shares, sizes, wanted)
+
+    changes = wanted.method in NEEDS_GRAMS
+    needs_inputs = wanted.method in NEEDS_INPUTS and any(one.share > 0 for one in wishes.values())
+    streams = needs_inputs and (wanted.activations == "pruned" or changes)
+    stored = decoder.checkpoint.stored_dtype()
+    specs: dict[str, Spec] = {}
+    for key, size in sizes.items():
+        specs |= {mask_name(*key): (packed_shape(size), torch.uint8), kept_name(*key): ((1,), torch.int64)}
+        if changes and wishes[key].share > 0:
+            specs[weight_name(*key)] = (size, stored)
     file = TensorWriter(outputs["masks.safetensors"], specs, {"bits": "1 = kept; least significant bit first, along the inputs"})
-    batch_bytes = min(compute.batch_tokens, ids.numel()) * decoder.width * decoder.dtype.itemsize
-    stream_bytes = ids.numel() * decoder.width * decoder.dtype.itemsize if runs_blocks else 0
-    plan(
-        memory=3 * decoder.block_bytes() + 16 * batch_bytes,
-        disk=file.bytes + stream_bytes,
-        folder=outputs["masks.safetensors"].parent,
-        memory_key="compute.batch_tokens",
-        disk_key="tokens.calibration_windows",
-    )
-    kept = 0
+    _plan(decoder, sizes, ids.numel(), compute.batch_tokens, file, streams, changes)
+
+    rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         stack.enter_context(file)
         stream = None
-        if runs_blocks:
-            folder = outputs["masks.safetensors"].parent
-            stream = stack.enter_context(Stream(folder, (*ids.shape, decoder.width), decoder.dtype))
+        if streams:
+            stream = stack.enter_context(Stream(file.path.parent, (*ids.shape, decoder.width), decoder.dtype))
             embed(decoder, ids, stream, compute.batch_tokens)
+        statistics = TensorFile(inputs["statistics.safetensors"]) if needs_inputs and stream is None else None
         for index in progress(range(len(decoder)), "block"):
             with decoder.block(index) as block:
-                squares = {}
-                if stream is not None:
-                    squares = watch_squares(decoder, index, matrices[index], stream, compute.batch_tokens)
-                elif needs_activations:
-                    squares = _saved_squares(statistics, index, {m.name: sizes[index, m.name][1] for m in matrices[index]})
                 for matrix in matrices[index]:
-                    weight, share = matrix.view(block), shares.of(index, matrix.name)
-                    if share == 0:
-                        keep = torch.ones_like(weight, dtype=torch.bool)
-                    else:
-                        keep = keep_per_row(
-                            _score(wanted.method, weight, squares.get(matrix.name), index, matrix), share, exact=False
-                        )
-                    weight.mul_(keep)
-                    file.write(mask_name(index, matrix.name), pack_mask(keep))
-                    kept += int(keep.sum())
+                    _check_weights(matrix.view(block), index, matrix)
                 if stream is not None:
+                    dense = wanted.activations == "tape"
+                    groups = collect(
+                        decoder, index, matrices[index], stream, compute.batch_tokens, grams=changes, advance=dense
+                    ).take(matrices[index])
+                else:
+                    groups = [([m], _saved(statistics, index, m, sizes[index, m.name][1])) for m in matrices[index]]
+                for members, seen in groups:
+                    for some in _alike(members, {m.name: wishes[index, m.name] for m in members}):
+                        weights = [matrix.view(block) for matrix in some]
+                        asked = [wishes[index, matrix.name] for matrix in some]
+                        method, pruned = _prune(wanted, weights, seen, asked, len(ids), f"block {index}, {some[0].name}")
+                        for matrix, weight, one in zip(some, weights, pruned, strict=True):
+                            rows.append(_row(index, matrix, weight, one, shares, seen, method))
+                            _write(file, index, matrix.name, weight, one)
+                del groups
+                if stream is not None and wanted.activations == "pruned" and index + 1 < len(decoder):
                     advance(decoder, index, stream, compute.batch_tokens)
-    total = sum(rows * columns for rows, columns in sizes.values())
-    say(f"{wanted.method}: {1 - kept / total:.6f} of {total:,} weights masked, target {shares.mean(sizes):.6f}")
+    table = pd.DataFrame(rows, columns=COLUMNS)
+    write_table(outputs["masks.csv"], table)
+    _tell(table, wanted)
 
 
-class Shares:
-    """allocation.csv: the sparsity of each matrix, given for its block or for itself."""
-
-    def __init__(self, table: pd.DataFrame, blocks: int):
-        if set(table.block) != set(range(blocks)):
-            raise PalimpsestError(
-                f"allocation.csv has blocks {sorted(set(table.block))}, the model has {blocks}; run: dvc repro allocation"
-            )
-        names = ["" if pd.isna(name) else str(name) for name in table.matrix]
-        self._shares = dict(zip(zip(table.block, names, strict=True), table.sparsity.astype(float), strict=True))
-        self.largest = float(table.sparsity.max())
-
-    def of(self, block: int, matrix: str) -> float:
-        """The share of `matrix`'s weights to remove."""
-        return self._shares[block, matrix] if (block, matrix) in self._shares else self._shares[block, ""]
-
-    def mean(self, sizes: dict[tuple[int, str], tuple[int, ...]]) -> float:
-        """The mean over all weights."""
-        counts = {key: size[0] * size[1] for key, size in sizes.items()}
-        return sum(self.of(*key) * count for key, count in counts.items()) / sum(counts.values())
-
-
-def watch_squares(decoder: Decoder, index: int, matrices: list[Matrix], stream: Stream, batch_tokens: int) -> dict[str, Tensor]:
-    """Sum over the stream's tokens of x² per input channel, for each matrix of the loaded block that any token reaches."""
-    squares: dict[str, Tensor] = {}
-    last: dict[str, Tensor] = {}  # the newest input and its sum: query, key and value are fed the same tensor
-
-    def see(name: str, x: Tensor) -> None:
-        if last.get("x") is not x:
-            last["x"], last["sum"] = x, x.reshape(-1, x.shape[-1]).float().square().sum(0, dtype=torch.float64)
-        squares[name] = squares[name] + last["sum"] if name in squares else last["sum"]
-
-    with watch(decoder.blocks[index], matrices, see):
-        for _, _, hidden in read_batches(stream, batch_tokens, decoder.device):
-            decoder.call(index, hidden)
-    return squares
+def _plan(
+    decoder: Decoder,
+    sizes: dict[Key, tuple[int, int]],
+    tokens: int,
+    batch_tokens: int,
+    file: TensorWriter,
+    streams: bool,
+    grams: bool,
+) -> None:
+    batch_bytes = min(batch_tokens, tokens) * decoder.width * decoder.dtype.itemsize
+    shared: dict[tuple[str, int], int] = {}  # matrices of one module with as many inputs most often share them
+    for (block, name), (_, columns) in sizes.items():
+        if block == 0:
+            module, _, last = name.rpartition(".")
+            shared[name if last.isdigit() else module, columns] = columns
+    gram_bytes = sum(columns**2 for columns in shared.values()) * 8 + 4 * max(shared.values()) ** 2 * 8 if grams else 0
+    plan(
+        memory=3 * decoder.block_bytes() + 16 * batch_bytes + gram_bytes,
+        disk=file.bytes + (tokens * decoder.width * decoder.dtype.itemsize if streams else 0),
+        folder=file.path.parent,
+        memory_key="compute.batch_tokens",
+        disk_key="tokens.calibration_windows",
+    )
 
 
-def _saved_squares(statistics: TensorFile, index: int, widths: dict[str, int]) -> dict[str, Tensor]:
-    """The same from the dense tape, for each matrix (name -> inputs) that any token reached."""
-    squares = {}
-    for name, width in widths.items():
-        key = f"blocks.{index}.{name}"
-        if int(statistics.read(f"{key}.tokens")) == 0:
-            continue
-        squares[name] = statistics.read(f"{key}.squares")
-        if squares[name].shape != (width,):
-            raise ArtifactError(
-                f"{statistics.path}: '{key}' is not of {width} inputs, as in the model; {producer(statistics.path)}"
-            )
-    return squares
+def _alike(members: list[Matrix], wishes: dict[str, Budget]) -> list[list[Matrix]]:
+    """Those that can be pruned together: of one pattern, and none that is to be left alone."""
+    parts: dict[object, list[Matrix]] = {}
+    for matrix in members:
+        one = wishes[matrix.name]
+        parts.setdefault((one.share > 0, one.group), []).append(matrix)
+    return list(parts.values())
 
 
-def _score(method: str, weight: Tensor, squares: Tensor | None, index: int, matrix: Matrix) -> Tensor:
-    """The method's scores; by magnitude where the method needs activations and no token reached the matrix."""
-    if squares is None and method in NEEDS_ACTIVATIONS:
-        say(f"block {index}, {matrix.name}: no token was routed here; scored by magnitude")
-        method = "magnitude"
-    return METHODS[method](weight, torch.ones(0) if squares is None else squares.to(weight.device))
+def _check_weights(weight: Tensor, index: int, matrix: Matrix) -> None:
+    if not torch.isfinite(weight.sum(dtype=torch.float32)) and not torch.isfinite(weight).all():
+        raise PalimpsestError(
+            f"block {index}, {matrix.name}: NaN or infinite weights; check the checkpoint that stage model made"
+        )
+
+
+def _saved(statistics: TensorFile | None, index: int, matrix: Matrix, width: int) -> Inputs | None:
+    """What a matrix sees on the dense tape; None if no token reached it, or no inputs are needed."""
+    if statistics is None:
+        return None
+    key = f"blocks.{index}.{matrix.name}"
+    tokens = int(statistics.read(f"{key}.tokens"))
+    if tokens == 0:
+        return None
+    squares = statistics.read(f"{key}.squares")
+    if squares.shape != (width,):
+        raise ArtifactError(f"{statistics.path}: '{key}' is not of {width} inputs, as in the model; {producer(statistics.path)}")
+    return Inputs(tokens, squares)
+
+
+def _gram(inputs: Inputs) -> Tensor:
+    assert inputs.gram is not None
+    return inputs.gram
+
+
+def _prune(
+    wanted: Masking, weights: list[Tensor], seen: Inputs | None, some: list[Budget], windows: int, what: str
+) -> tuple[str, list[Pruned]]:
+    """The method that was used and what it decided: magnitude where too few tokens came by; nothing where nothing is to go."""
+    if all(budget.share == 0 for budget in some):
+        return "none", [Pruned(torch.ones_like(weight, dtype=torch.bool), 1.0) for weight in weights]
+    if wanted.method not in NEEDS_INPUTS:
+        return wanted.method, METHODS[wanted.method](weights, Inputs(0, torch.zeros(0)), some, windows, wanted, what)
+    if seen is None or seen.tokens < wanted.expert_tokens:
+        return "magnitude", [magnitude(weight, budget) for weight, budget in zip(weights, some, strict=True)]
+    if not torch.isfinite(seen.squares).all():
+        raise ArtifactError(f"{what}: NaN or infinite inputs; try compute.dtype: float32 in params.yaml, or check the checkpoint")
+    seen.squares = seen.squares.to(weights[0].device)
+    return wanted.method, METHODS[wanted.method](weights, seen, some, windows, wanted, what)
+
+
+def _row(
+    index: int, matrix: Matrix, weight: Tensor, one: Pruned, shares: Shares, seen: Inputs | None, method: str
+) -> dict[str, Any]:
+    kept = int(one.keep.sum())
+    return {
+        "block": index,
+        "matrix": matrix.name,
+        "parameters": weight.numel(),
+        "tokens": seen.tokens if seen is not None else None,
+        "sparsity_asked": shares.of(index, matrix.name),
+        "sparsity": 1 - kept / weight.numel(),
+        "kept_magnitude": kept_share(weight.float().abs(), one.keep),
+        "kept_score": one.score,
+        "damping": one.damping,
+        "dead_inputs": one.dead,
+        "method": method,
+    }
+
+
+def _write(file: TensorWriter, index: int, name: str, weight: Tensor, one: Pruned) -> None:
+    """Write the mask, and the weights where they are to be changed; leave in `weight` what the export will hold."""
+    file.write(mask_name(index, name), pack_mask(one.keep))
+    file.write(kept_name(index, name), one.keep.sum().view(1))
+    if weight_name(index, name) in file.specs:
+        stored = file.specs[weight_name(index, name)][1]
+        if one.weight is not None:
+            weight.copy_(one.weight.to(stored))
+        weight.masked_fill_(~one.keep, 0.0)
+        file.write(weight_name(index, name), weight.to(stored))
+    else:
+        weight.masked_fill_(~one.keep, 0.0)
+
+
+def _tell(table: pd.DataFrame, wanted: Masking) -> None:
+    """Say what was done, and whatever was not done as asked."""
+    fallen = table[(table.method == "magnitude") & (wanted.method != "magnitude")]
+    if len(fallen):
+        blocks = ", ".join(map(str, sorted(set(fallen.block))))
+        say(
+            f"{len(fallen)} of {len(table)} matrices saw fewer than masking.expert_tokens = {wanted.expert_tokens} tokens and were "
+            f"masked by magnitude, in blocks {blocks}; masks.csv names them"
+        )
+    raised = table[table.damping > wanted.sparsegpt.damping]
+    for block, name, used in zip(raised.block, raised.matrix, raised.damping, strict=True):
+        say(f"block {block}, {name}: damping raised from {wanted.sparsegpt.damping:g} to {used:g}")
+    dead = table[table.dead_inputs > 0]
+    if len(dead):
+        say(f"{int(dead.dead_inputs.sum())} inputs of {len(dead)} matrices are zero for every token; their weights become zero")
+    target = float((table.sparsity_asked * table.parameters).sum() / table.parameters.sum())
+    found = float((table.sparsity * table.parameters).sum() / table.parameters.sum())
+    say(f"{wanted.method}: {found:.6f} of {int(table.parameters.sum()):,} weights masked, target {target:.6f}")

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stages.decoder import masks, scores, selection
+from stages.masking import budget, wanda_variant
+from tests import published
 from tests.kernels.shapes import checked
 
 keep_per_row = checked(selection.keep_per_row)
@@ -51,6 +53,74 @@ def test_scores_are_not_changed() -> None:
     score = torch.tensor([[2.0, 1.0, 1.0]])
     keep_per_row(score, 0.4)
     assert score.tolist() == [[2.0, 1.0, 1.0]]
+
+
+@settings(max_examples=150, deadline=None)
+@given(shapes, st.floats(0, 1), st.sampled_from([2, 5, 1000]), st.integers(0, 10**6))
+def test_exact_counts(shape: tuple[int, int], share: float, levels: int, seed: int) -> None:
+    """The matrix meets its share to the weight, rows differ by one at most, and an even share is the published mask."""
+    score = torch.randint(0, levels, shape, generator=torch.Generator().manual_seed(seed)).float()
+    keep = keep_per_row(score, share)
+    assert int((~keep).sum()) == round(share * score.numel())
+    counts = (~keep).sum(1)
+    assert int(counts.max() - counts.min()) <= 1
+    assert torch.equal(keep, ~published.drop_rows(score, share, exact=True))
+    even = int(shape[1] * share) / shape[1]
+    assert torch.equal(keep_per_row(score, even), brute_force(score, even + 1e-9))
+
+
+@settings(max_examples=80, deadline=None)
+@given(shapes, st.floats(0, 0.99), st.sampled_from([2, 5, 1000]), st.booleans(), st.integers(0, 10**6))
+def test_compared_over_the_layer(shape: tuple[int, int], share: float, levels: int, exact: bool, seed: int) -> None:
+    score = torch.randint(0, levels, shape, generator=torch.Generator().manual_seed(seed)).float()
+    keep = checked(budget.keep_pooled)(score, share, exact)
+    assert torch.equal(keep, ~published.drop_layer(score, share, exact))
+    assert not exact or int((~keep).sum()) == round(share * score.numel())
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 6), st.integers(2, 9), st.data())
+def test_of_every_m_the_n_lowest_go(rows: int, groups: int, m: int, data: st.DataObject) -> None:
+    n = data.draw(st.integers(0, m))
+    score = torch.randint(0, data.draw(st.sampled_from([2, 1000])), (rows, groups * m)).float()
+    keep = checked(selection.keep_groups)(score, n, m)
+    assert (keep.view(rows, groups, m).sum(2) == m - n).all()
+    assert torch.equal(keep, ~published.drop_groups(score, n, m))
+
+
+@settings(max_examples=80, deadline=None)
+@given(shapes, st.floats(0, 0.99), st.sampled_from([2, 1000]), st.booleans(), st.integers(0, 10**6))
+def test_the_variant_gives_rows_equal_mass(shape: tuple[int, int], share: float, levels: int, exact: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight, squares = torch.randint(1, levels + 1, shape, generator=generator).float(), torch.rand(shape[1], generator=generator)
+    one = checked(wanda_variant.wanda_variant)(weight, squares, budget.Budget(share, None, "mass", exact))
+    score = scores.wanda_score(weight, squares)
+    if exact:
+        assert int((~one.keep).sum()) == round(share * score.numel())
+    assert torch.equal(one.keep, ~published.drop_variant(score, share, exact))
+
+
+def test_a_row_of_zeros_has_no_mass() -> None:
+    one = wanda_variant.wanda_variant(
+        torch.tensor([[0.0, 0.0], [1.0, 2.0]]), torch.ones(2), budget.Budget(0.5, None, "mass", True)
+    )
+    assert one.keep.tolist() == [[False, False], [True, True]] and one.score == 1
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.floats(0, 1), st.integers(1, 50)), min_size=1, max_size=12), st.sampled_from([4, 8, 5]))
+def test_whole_n_per_block_meet_the_total(units: list[tuple[float, int]], m: int) -> None:
+    shares, sizes = {i: share for i, (share, _) in enumerate(units)}, {i: size for i, (_, size) in enumerate(units)}
+    counts = budget.round_to_groups(shares, sizes, m)
+    assert all(shares[i] * m - 1 < counts[i] < shares[i] * m + 1 for i in shares)
+    off = abs(sum((counts[i] - shares[i] * m) * sizes[i] for i in shares))
+    assert off <= max(sizes.values()) / 2 + 1e-6 or all(counts[i] == int(shares[i] * m + 1e-9) + 1 for i in shares)
+
+
+def test_a_bound_of_five_points_is_too_fine_for_two_of_four() -> None:
+    shares = dict(enumerate([0.45, 0.55, 0.5, 0.475, 0.525]))
+    assert set(budget.round_to_groups(shares, dict.fromkeys(shares, 7), 4).values()) == {2}
+    assert budget.round_to_groups({0: 0.3, 1: 0.7}, {0: 1, 1: 1}, 4) == {0: 1, 1: 3}
 
 
 @settings(max_examples=80, deadline=None)

@@ -1,49 +1,49 @@
-"""Masks are those of an independent, plain Wanda on the whole model, entry by entry."""
+"""Masks and mended weights are those of the published algorithms on the whole, plain model, entry by entry."""
 
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from pipeline.errors import PalimpsestError
+from pipeline.tensors import TensorFile
+from stages.decoder.masks import apply_masks
 from tests.models import FAMILIES, _config
-from tests.plain import blocks_of, matrix_inputs, matrix_of, read_masks
+from tests.plain import blocks_of, matrix_inputs, matrix_of, plain_losses, plain_variant, read_masks, relative_gap
 from tests.project import Project
+from tests.published import prune_matrix
 from tests.stages.conftest import Finished
 
+MASKING: dict[str, Any] = {"pattern": "unstructured", "comparison": "published", "rounding": "exact", "activations": "pruned"}
 Masks = dict[tuple[int, str], torch.Tensor]
 
 
-def lowest(score: np.ndarray, share: float) -> torch.Tensor:
-    """Which stay: per row, all but the ⌊in · share⌋ first of a stable sort."""
-    keep = np.ones(score.shape, dtype=bool)
-    count = int(score.shape[1] * share)
-    np.put_along_axis(keep, np.argsort(score, axis=1, kind="stable")[:, :count], False, axis=1)
-    return torch.from_numpy(keep)
-
-
-def plain_wanda(project: Project, share: float, sequential: bool) -> Masks:
-    """Block by block: forward the whole model, score by |W| · ||x||, and, if sequential, prune before the next block."""
+def plain_masks(
+    project: Project, share: float, sequential: bool, method: str = "wanda", exact: bool = True, **settings: Any
+) -> tuple[Masks, Masks]:
+    """(masks, matrices after pruning). Block by block: the whole model forward, prune; if sequential, go on with what is left."""
     model = copy.deepcopy(project.model)
+    dense = copy.deepcopy(project.model)
     ids = load_file(project.data / "tokens.safetensors")["calibration"]
     names = [name for block, name in read_masks(project.data / "masks.safetensors", model) if block == 0]
     masks: Masks = {}
+    pruned: Masks = {}
     for index, block in enumerate(blocks_of(model)):
-        inputs = matrix_inputs(model, index, ids, names)
+        inputs = matrix_inputs(model if sequential else dense, index, ids, names)
         for name in names:
-            weight = matrix_of(block, name)
-            norms = inputs[name].double().square().sum(0).sqrt().numpy()
-            masks[index, name] = lowest(weight.double().abs().numpy() * norms, share)
-        for name in names if sequential else []:
-            matrix_of(block, name)[~masks[index, name]] = 0.0
-    return masks
+            weight = matrix_of(block, name).clone()
+            gone, pruned[index, name] = prune_matrix(weight, inputs[name], len(ids), method, share, exact=exact, **settings)
+            masks[index, name] = ~gone
+        for name in names:
+            matrix_of(block, name).copy_(pruned[index, name])
+    return masks, pruned
 
 
 def assert_equal(found: Masks, expected: Masks) -> None:
@@ -52,26 +52,55 @@ def assert_equal(found: Masks, expected: Masks) -> None:
         assert torch.equal(found[key], keep), f"{key}: {int((found[key] != keep).sum())} of {keep.numel()} differ"
 
 
-@pytest.mark.parametrize("share", [0.5, 0.3])
-@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_moe", "gemma2"])
-def test_wanda_is_the_published_one(family: str, share: float, copied: Finished) -> None:
-    project = copied(family)
-    project.run("allocation", allocation={"sparsity": share})
-    found = {}
-    for activations in ("pruned", "tape"):
-        path = project.run("masking", masking={"method": "wanda", "activations": activations})
-        found[activations] = read_masks(path, project.model)
-        assert_equal(found[activations], plain_wanda(project, share, sequential=activations == "pruned"))
-    differ = {block for block, name in found["tape"] if not torch.equal(found["tape"][block, name], found["pruned"][block, name])}
-    assert differ == {1, 2, 3}, "only the first block sees the same in both"
+WAYS: list[dict[str, Any]] = [
+    {"method": "magnitude"},
+    {"method": "magnitude", "comparison": "row"},
+    {"method": "magnitude", "pattern": "2:4"},
+    {"method": "wanda"},
+    {"method": "wanda", "comparison": "layer"},
+    {"method": "wanda", "pattern": "2:4"},
+    {"method": "wanda", "pattern": "4:8"},
+    {"method": "wanda_variant"},
+    {"method": "sparsegpt"},
+    {"method": "sparsegpt", "pattern": "2:4"},
+]
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
-def test_magnitude(family: str, copied: Finished) -> None:
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(way.values()))
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_moe"])
+def test_every_method_is_the_published_one(family: str, way: dict[str, Any], copied: Finished) -> None:
+    """Entry by entry, and the weights that SparseGPT mends; from pruned and from dense inputs, in both roundings."""
     project = copied(family)
-    masks = read_masks(project.run("masking", masking={"method": "magnitude"}), project.model)
-    for (block, name), keep in masks.items():
-        assert torch.equal(keep, lowest(matrix_of(blocks_of(project.model)[block], name).abs().numpy(), 0.5))
+    group = tuple(map(int, way["pattern"].split(":"))) if "pattern" in way else None
+    comparison = way.get("comparison", {"magnitude": "layer", "wanda": "row"}.get(way["method"], ""))
+    for share, exact, activations in ((0.5, True, "pruned"), (0.5 if group else 0.37, bool(group), "tape")):
+        if activations == "tape" and way["method"] == "magnitude":
+            activations = "pruned"
+        project.run("allocation", allocation={"sparsity": share})
+        project.run(
+            "masking", masking={**MASKING, **way, "rounding": "exact" if exact else "published", "activations": activations}
+        )
+        masks, pruned = plain_masks(
+            project, share, activations == "pruned", way["method"], exact, group=group, comparison=comparison
+        )
+        path = project.data / "masks.safetensors"
+        assert_equal(read_masks(path, project.model), masks)
+        table = pd.read_csv(project.data / "masks.csv").set_index(["block", "matrix"])
+        assert set(table.index) == set(masks) and set(table.method) == {way["method"]}
+        for key, keep in masks.items():
+            row = table.loc[key]
+            weight = matrix_of(blocks_of(project.model)[key[0]], key[1]).abs().double()
+            assert row["parameters"] == keep.numel() and row["sparsity_asked"] == share
+            assert row["sparsity"] == pytest.approx(1 - int(keep.sum()) / keep.numel(), abs=1e-12)
+            assert row["kept_magnitude"] == pytest.approx(float(weight[keep].sum() / weight.sum()), rel=1e-5)
+            assert 0 < row["kept_score"] <= 1
+        for (block, name), new in pruned.items() if way["method"] == "sparsegpt" else []:
+            found = load_file(path)[f"weights.blocks.{block}.{name}"]
+            assert relative_gap(found, new) < 3e-5  # the kernel's 1e-5, and float32 inputs that were added up in another order
+        block = blocks_of(copy.deepcopy(project.model))[1]
+        apply_masks(block, TensorFile(path), 1)
+        for name in [name for index, name in masks if index == 1]:
+            assert relative_gap(matrix_of(block, name), pruned[1, name]) < 3e-5
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 80, 10**6])
@@ -82,7 +111,7 @@ def test_the_size_of_batches_does_not_matter(batch_tokens: int, copied: Finished
     assert_equal(read_masks(project.data / "masks.safetensors", project.model), before)
 
 
-@pytest.mark.parametrize("method", ["magnitude", "wanda"])
+@pytest.mark.parametrize("method", ["magnitude", "wanda", "wanda_variant", "sparsegpt"])
 def test_without_sparsity_all_stay(method: str, copied: Finished) -> None:
     project = copied("llama")
     project.run("allocation", allocation={"sparsity": 0.0})
@@ -102,7 +131,7 @@ def test_a_share_per_matrix_wins_over_that_of_its_block(copied: Finished) -> Non
     masks = read_masks(project.run("masking"), project.model)
     for (block, name), keep in masks.items():
         share = {(2, "mlp.up_proj"): 0.75, (0, "self_attn.q_proj"): 0.5}.get((block, name), 0.25 * block)
-        assert (keep.sum(1) == keep.shape[1] - int(keep.shape[1] * share)).all(), (block, name)
+        assert int((~keep).sum()) == round(keep.numel() * share), (block, name)
 
 
 def test_an_allocation_for_another_number_of_blocks_is_refused(copied: Finished) -> None:
@@ -118,7 +147,8 @@ def test_widths_that_fill_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(FAMILIES, "odd", _config("LlamaConfig", **sizes))
     project = Project(tmp_path, "odd", blocks=2)
     project.run_until("masking", allocation={"sparsity": 0.37})
-    assert_equal(read_masks(project.data / "masks.safetensors", project.model), plain_wanda(project, 0.37, sequential=True))
+    expected, _ = plain_masks(project, 0.37, sequential=True, comparison="row")
+    assert_equal(read_masks(project.data / "masks.safetensors", project.model), expected)
 
 
 def test_no_scratch_file_is_left(copied: Finished) -> None:
@@ -127,3 +157,182 @@ def test_no_scratch_file_is_left(copied: Finished) -> None:
     project.run("masking")
     project.run("evaluation@masked")
     assert sorted(path.name for path in project.data.rglob("*")) == before
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"method": "sparsegpt", "comparison": "row"}, "sparsegpt has no comparison by row; allowed: published"),
+    ({"method": "wanda_variant", "comparison": "layer"}, "wanda_variant has no comparison by layer"),
+    ({"method": "wanda_variant", "pattern": "2:4"}, "wanda_variant is unstructured"),
+    ({"pattern": "2:4", "comparison": "layer"}, "compares within 4 inputs of a row"),
+    ({"pattern": "4:4"}, "n below m"),
+    ({"pattern": "two of four"}, "pattern"),
+    ({"method": "sparsegpt", "pattern": "2:5"}, "multiple of 5"),
+    ({"method": "hessian"}, "'magnitude', 'wanda', 'wanda_variant' or 'sparsegpt'"),
+    ({"sparsegpt": {"damping": 0.0}}, "damping = 0.0: should be greater than 0"),
+]
+
+
+@pytest.mark.parametrize(("masking", "message"), REFUSED, ids=lambda one: str(one)[:30])
+def test_what_does_not_go_together_is_refused(masking: dict[str, Any], message: str, copied: Finished) -> None:
+    with pytest.raises(PalimpsestError, match=f"params.yaml: masking.*{message}"):
+        copied("llama").run("masking", masking=masking)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "share", "message"),
+    [
+        ("2:4", 0.6, r"'2:4' removes 0.5 of the weights, but the allocation's mean is 0.6; set allocation.sparsity: 0.5"),
+        ("16:32", 0.5, r"mlp.down_proj of block 0 has 48 inputs, no multiple of 32"),
+        ("32:64", 0.5, r"self_attn.q_proj of block 0 has 32 inputs, narrower than 64"),
+    ],
+)
+def test_a_pattern_that_does_not_fit_is_refused_before_any_work(
+    pattern: str, share: float, message: str, copied: Finished
+) -> None:
+    project = copied("llama")
+    project.run("allocation", allocation={"sparsity": share})
+    (project.data / "masks.safetensors").unlink()
+    with pytest.raises(PalimpsestError, match=message):
+        project.run("masking", masking={"pattern": pattern})
+    assert not list(project.data.glob("*masks.safetensors*"))
+
+
+def test_an_uneven_allocation_becomes_whole_n_of_m(copied: Finished) -> None:
+    project = copied("llama")
+    shares = [0.25, 0.75, 0.45, 0.55]
+    pd.DataFrame({"block": range(4), "matrix": "", "sparsity": shares}).to_csv(project.data / "allocation.csv", index=False)
+    masks = read_masks(project.run("masking", masking={"pattern": "2:4"}), project.model)
+    for (block, _), keep in masks.items():
+        gone = (~keep).view(len(keep), -1, 4).sum(2)
+        assert (gone == [1, 3, 2, 2][block]).all()
+
+
+def test_matrices_of_one_input_and_unlike_budgets(copied: Finished) -> None:
+    """Query and key share a Hessian; one is left alone, the others lose other shares."""
+    project = copied("llama")
+    rows: list[dict[str, Any]] = [{"block": block, "matrix": "", "sparsity": 0.5} for block in range(4)]
+    rows += [
+        {"block": 0, "matrix": "self_attn.q_proj", "sparsity": 0.0},
+        {"block": 0, "matrix": "self_attn.k_proj", "sparsity": 0.25},
+    ]
+    pd.DataFrame(rows).to_csv(project.data / "allocation.csv", index=False)
+    path = project.run("masking", masking={"method": "sparsegpt"})
+    masks, table = read_masks(path, project.model), pd.read_csv(project.data / "masks.csv").set_index(["block", "matrix"])
+    assert masks[0, "self_attn.q_proj"].all() and table.method[0, "self_attn.q_proj"] == "none"
+    assert "weights.blocks.0.self_attn.q_proj" not in load_file(path)
+    assert int((~masks[0, "self_attn.k_proj"]).sum()) == round(0.25 * masks[0, "self_attn.k_proj"].numel())
+    assert table.sparsity[0, "self_attn.v_proj"] == 0.5
+
+
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+def test_experts_that_see_few_tokens_are_masked_by_magnitude(
+    method: str, copied: Finished, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = copied("qwen3_moe")
+    project.run("masking", masking={"method": method})
+    table = pd.read_csv(project.data / "masks.csv")
+    experts = table[table.matrix.str.contains("experts")]
+    assert set(table.method) == {method} and experts.tokens.nunique() > 3
+    floor = int(experts.tokens.median())
+    path = project.run("masking", masking={"method": method, "expert_tokens": floor})
+    again, masks = pd.read_csv(project.data / "masks.csv"), read_masks(path, project.model)
+    fallen = again[again.method == "magnitude"]
+    assert 0 < len(fallen) < len(again) and (fallen.tokens < floor).all()
+    assert (again[again.method == method].tokens >= floor).all()
+    assert f"{len(fallen)} of {len(again)} matrices saw fewer than masking.expert_tokens = {floor}" in capsys.readouterr().out
+    for block, name in list(zip(fallen.block, fallen.matrix, strict=True))[:4]:
+        weight = matrix_of(blocks_of(project.model)[block], name)
+        gone, _ = prune_matrix(
+            weight, weight, 1, "magnitude", 0.5, comparison="row" if method == "wanda" else "layer", exact=True
+        )
+        assert torch.equal(masks[block, name], ~gone)
+
+
+def test_experts_that_no_token_reaches(copied: Finished) -> None:
+    """A router that always chooses experts 0 and 1."""
+    project = copied("qwen3_moe")
+    state = load_file(project.data / "model" / "model.safetensors")
+    for name in [name for name in state if name.endswith("mlp.gate.weight")]:
+        state[name][2:] = state[name][:1] * 0
+        state[name][:2] = 0
+        state[name][2:] = 0
+    save_file(state, project.data / "model" / "model.safetensors", metadata={"format": "pt"})
+    project.run_until("allocation")
+    for activations in ("pruned", "tape"):
+        project.run("masking", masking={"activations": activations})
+        table = pd.read_csv(project.data / "masks.csv")
+        unseen = table[table.matrix.str.contains("experts") & (table.tokens.isna() | (table.tokens == 0))]
+        assert len(unseen) == 4 * 2 * 2 and set(unseen.method) == {"magnitude"}
+        assert set(table.method[table.index.difference(unseen.index)]) == {"wanda"}
+        assert (table.sparsity == 0.5).all()
+
+
+def test_nan_in_one_expert_is_named(copied: Finished) -> None:
+    project = copied("qwen3_moe")
+    state = load_file(project.data / "model" / "model.safetensors")
+    name = "model.layers.2.mlp.experts.3.down_proj.weight"
+    state[name][1, 2] = float("nan")
+    save_file(state, project.data / "model" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(PalimpsestError, match=r"block 2, mlp\.experts\.down_proj\.3: NaN or infinite weights"):
+        project.run("masking")
+
+
+@pytest.mark.parametrize("method", ["wanda", "sparsegpt"])
+def test_what_is_not_a_matrix_of_a_block_is_not_touched(method: str, copied: Finished) -> None:
+    """Embeddings, tied head, norms: the export holds their very bytes."""
+    project = copied("llama_tied")
+    project.run("removal", removal={"method": "none"})
+    project.run("masking", masking={"method": method})
+    for stage in ("ghost", "compress"):
+        project.run(stage)
+    before, after = (load_file(project.data / name / "model.safetensors") for name in ("model", "compressed"))
+    assert set(before) == set(after) and "lm_head.weight" not in after
+    touched = {name for name in before if not torch.equal(before[name], after[name])}
+    assert touched == {name for name in before if name.startswith("model.layers.") and "norm" not in name}
+
+
+def test_mended_weights_are_what_is_evaluated_and_exported(copied: Finished) -> None:
+    project = copied("llama")
+    project.run("removal", removal={"method": "none"})
+    path = project.run("masking", masking={"method": "sparsegpt"})
+    twin = plain_variant(project.model)
+    for key, value in load_file(path).items():
+        if key.startswith("weights."):
+            _, _, block, name = key.split(".", 3)
+            matrix_of(blocks_of(twin)[int(block)], name).copy_(value)
+    losses = plain_losses(twin, load_file(project.data / "tokens.safetensors")["evaluation"])
+    for stage in ("ghost", "compress", "evaluation@masked", "evaluation@compressed"):
+        project.run(stage)
+    for variant in ("masked", "compressed"):
+        found = json.loads((project.data / "evaluation" / f"{variant}.json").read_text())
+        assert found["windows"] == pytest.approx(losses, rel=1e-5) and found["sparsity"] == 0.5
+
+
+def test_damaged_masks_are_named(copied: Finished) -> None:
+    project = copied("llama")
+    path = project.run("masking", masking={"method": "sparsegpt"})
+    whole = load_file(path)
+
+    def damage(name: str, value: torch.Tensor | None) -> None:
+        some = {key: one for key, one in whole.items() if key != name}
+        save_file(some if value is None else {**some, name: value}, path)
+
+    flipped, broken = whole["blocks.1.mlp.up_proj"].clone(), whole["weights.blocks.2.mlp.up_proj"].clone()
+    flipped[3, 1] ^= 4
+    broken[0, 0] = float("inf")
+    for name, value, message in (
+        ("blocks.1.mlp.up_proj", flipped, r"'blocks\.1\.mlp\.up_proj' is damaged: \d+ weights stay, not 768"),
+        ("blocks.1.mlp.up_proj", flipped[:, :-1].contiguous(), r"'blocks\.1\.mlp\.up_proj' has shape \(48, 3\)"),
+        ("blocks.0.mlp.up_proj", None, r"no tensor 'blocks\.0\.mlp\.up_proj'"),
+        ("weights.blocks.2.mlp.up_proj", broken, r"'weights\.blocks\.2\.mlp\.up_proj'.*NaN or infinite"),
+        ("weights.blocks.2.mlp.up_proj", broken[:-1].clone(), r"'weights\.blocks\.2\.mlp\.up_proj' has shape \(47, 32\)"),
+    ):
+        damage(name, value)
+        with pytest.raises(PalimpsestError, match=f"masks.safetensors: .*{message}"):
+            project.run("evaluation@masked")
+
+
+def test_the_same_bytes_twice(copied: Finished) -> None:
+    project = copied("gpt2")
+    first, second = (project.run("masking", masking={"method": "sparsegpt"}).read_bytes() for _ in range(2))
+    assert first == second

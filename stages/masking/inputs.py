@@ -1,0 +1,101 @@
+"""What the matrices of one block are multiplied with, added up over the calibration tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from stages.decoder.matrices import Matrix, watch
+from stages.decoder.skeleton import Decoder
+from stages.decoder.stream import Stream, finite_or_stop, read_batches
+
+TILE = 512  # columns of a Gram that are one product; tiles above the diagonal mirror those below it
+
+
+@dataclass
+class Inputs:
+    """Sums over the tokens that reached a matrix."""
+
+    tokens: int
+    squares: Float[Tensor, " in"]  # of x², float64
+    gram: Float[Tensor, "in in"] | None = None  # XᵀX, float64, where asked for
+
+
+class Collector:
+    """Adds up the inputs of a block's matrices; those that are fed the same tensor share one sum."""
+
+    def __init__(self, grams: bool):
+        self._grams = grams
+        self._sums: dict[str, Inputs] = {}
+        self._owner: dict[str, str] = {}  # matrix -> the first matrix that is fed the same tensor
+        self._last: tuple[str, Tensor] | None = None
+
+    def see(self, name: str, x: Tensor) -> None:
+        """Add x [..., in], the input of matrix `name`."""
+        if self._last is not None and self._last[1] is x and self._owner.get(name) in (None, self._last[0]):
+            self._owner[name] = self._last[0]
+            return
+        self._last = (name, x)  # held, so that no other tensor can take its place in memory
+        self._owner.setdefault(name, name)
+        flat = x.reshape(-1, x.shape[-1]).float()
+        if name not in self._sums:
+            zeros = lambda *shape: torch.zeros(*shape, dtype=torch.float64, device=x.device)  # noqa: E731
+            self._sums[name] = Inputs(0, zeros(flat.shape[1]), zeros(flat.shape[1], flat.shape[1]) if self._grams else None)
+        sums = self._sums[name]
+        sums.tokens += len(flat)
+        if sums.gram is not None:
+            add_gram(sums.gram, flat)
+        else:
+            sums.squares += flat.square().sum(0, dtype=torch.float64)
+
+    def take(self, matrices: Iterable[Matrix]) -> list[tuple[list[Matrix], Inputs | None]]:
+        """Matrices with the sums they share, None for those that no token reached; each is handed out, not kept."""
+        groups: dict[str, list[Matrix]] = {}
+        for matrix in matrices:
+            groups.setdefault(self._owner.get(matrix.name, matrix.name), []).append(matrix)
+        self._last = None
+        result = []
+        for owner, members in groups.items():
+            sums = self._sums.pop(owner, None)
+            if sums is not None and sums.gram is not None:
+                sums.gram = mirrored(sums.gram)
+                sums.squares = sums.gram.diagonal().clone()
+            result.append((members, sums))
+        return result
+
+
+def add_gram(gram: Float[Tensor, "in in"], x: Float[Tensor, "token in"]) -> None:
+    """Add XᵀX to the lower triangle of `gram`, in place; products in float32, sums in float64."""
+    for start in range(0, x.shape[1], TILE):
+        stop = min(start + TILE, x.shape[1])
+        gram[start:stop, :stop] += x[:, start:stop].T @ x[:, :stop]
+
+
+def mirrored(gram: Float[Tensor, "in in"]) -> Float[Tensor, "in in"]:
+    """The symmetric matrix with the lower triangle of `gram`."""
+    whole = gram.tril()
+    whole += whole.tril(-1).T
+    return whole
+
+
+def collect(
+    decoder: Decoder, index: int, matrices: list[Matrix], stream: Stream, batch_tokens: int, grams: bool, advance: bool
+) -> Collector:
+    """Run the stream through block `index`, which must be loaded, and add up what its matrices see.
+
+    Args:
+        grams: XᵀX instead of the squares alone.
+        advance: leave the block's outputs on the stream.
+    """
+    collector = Collector(grams)
+    with watch(decoder.blocks[index], matrices, collector.see):
+        for start, _, hidden in read_batches(stream, batch_tokens, decoder.device):
+            out = decoder.call(index, hidden)
+            if advance:
+                finite_or_stop(out, f"block {index}", start)
+                stream.write(start, out)
+    return collector
