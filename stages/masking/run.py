@@ -230,8 +230,8 @@ def _tell(table: pd.DataFrame, wanted: Masking) -> None:
     if len(fallen):
         blocks = ", ".join(map(str, sorted(set(fallen.block))))
         say(
-            f"{len(fallen)} of {len(table)} matrices saw fewer than masking.expert_tokens = {wanted.expert_tokens} tokens and were "
-            f"masked by magnitude, in blocks {blocks}; masks.csv names them"
+            f"{len(fallen)} of {len(table)} matrices saw fewer than masking.expert_tokens = {wanted.expert_tokens} tokens and "
+            f"were masked by magnitude, in blocks {blocks}; masks.csv names them"
         )
     raised = table[table.damping > wanted.sparsegpt.damping]
     for block, name, used in zip(raised.block, raised.matrix, raised.damping, strict=True):

@@ -138,6 +138,6 @@ def inverse_factor(hessian: Float[Tensor, "in in"], damping: float, what: str) -
             condition = high / low if low > 0 else float("inf")
             raise HopelessHessian(
                 f"{what}: the Hessian is not positive definite (eigenvalues {low:.1e} to {high:.1e}, condition {condition:.1e}) "
-                f"even with damping {used:g}; raise tokens.calibration_windows or masking.sparsegpt.damping, or check the checkpoint"
+                f"even with damping {used:g}; raise tokens.calibration_windows or masking.sparsegpt.damping, or check the model"
             )
         used *= 10

@@ -129,7 +129,7 @@ def test_experts_that_see_no_token_are_left_empty_and_masked_by_magnitude(
     weight = cold.model.model.layers[block].get_parameter(name.rpartition(".")[0])[int(name.rpartition(".")[2])]
     lowest = weight.abs().argsort(dim=1)[:, : weight.shape[1] // 2]
     assert not masks[block, name].gather(1, lowest).any()
-    assert f"block {block}, {name}: no token was routed here; scored by magnitude" in capsys.readouterr().out
+    assert "were masked by magnitude" in capsys.readouterr().out
 
 
 def test_experts_multiplied_all_at_once_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
