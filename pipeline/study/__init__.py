@@ -14,8 +14,11 @@ def run_study(name: str, workers: int = 1, root: Path = Path(), say: Callable[[s
 
     Raises PalimpsestError, before anything runs, if the study asks for what cannot be run.
     """
+    from pipeline.artifacts import write_text
+    from pipeline.files import DATA
     from pipeline.study.cells import check_repository, run_cells
     from pipeline.study.compare import compare
+    from pipeline.study.page import page
     from pipeline.study.plan import read_study
     from pipeline.study.results import table, write_results
 
@@ -25,4 +28,5 @@ def run_study(name: str, workers: int = 1, root: Path = Path(), say: Callable[[s
     outcomes = run_cells(study, workers, say, root)
     compared = compare(study, outcomes)
     write_results(study, outcomes, compared, root)
+    write_text(root / DATA / "studies" / f"{name}.html", page(study, outcomes, compared))
     return table(study, outcomes, compared)

@@ -14,7 +14,7 @@ from pipeline.artifacts import write_json, write_table
 from pipeline.files import DATA
 from pipeline.study.cells import Outcome
 from pipeline.study.compare import CONFIDENCE, Comparison, smallest_wilcoxon
-from pipeline.study.plan import Study, varied_keys
+from pipeline.study.plan import Settings, Study, varied_keys
 from pipeline.table import describe
 
 CLAIM = 0.05  # below this a test is usually called significant
@@ -61,26 +61,52 @@ def contracts(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 def table(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Comparison]) -> str:
     """The comparison as plain text, with what the numbers rest on."""
-    keys = varied_keys(study.plan)
+    lined = rows(study, compared)
+    widths = [max(map(len, column)) for column in zip(*lined, strict=True)]
+    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in lined]
+    lines += ["", *remarks(study, compared)]
+    found = contracts(outcomes)
+    for one in found:
+        some = f" of {len(one['cells'])} cells" if len(found) > 1 else ""
+        lines.append(f"Contract{some}: {describe(one['contract'])}.")
+    return "\n".join([*lines, f"Written: {DATA}studies/{study.name}.csv, .json and .html"])
+
+
+def rows(study: Study, compared: Sequence[Comparison]) -> list[list[str]]:
+    """The table's cells as text, its head first. A column without any entry is left out."""
+    keys, paired = varied_keys(study.plan), bool(study.plan.baseline)
     seeds = max((one.n for one in compared), default=0)
     head = [*(key.removesuffix(".method") for key in keys), "perplexity", "sd" if seeds > 1 else "interval"]
-    head += ["difference", f"{CONFIDENCE:.0%} interval", "worse in"] * bool(study.plan.baseline)
-    head += ["t-test", "Wilcoxon", "effect"] * (seeds > 1 and bool(study.plan.baseline)) + ["note"]
-    rows = [head, *(_row(one, keys, seeds, bool(study.plan.baseline)) for one in compared)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    lines.append("")
-    if study.plan.baseline:
-        base = ", ".join(f"{key} = {_text(value)}" for key, value in study.plan.baseline.items())
-        lines.append(f"difference  loss in nats per token less that of {base}, paired by window; bootstrap over windows")
-        if seeds > 1 and smallest_wilcoxon(seeds) > CLAIM:
-            lines.append(
-                f"Wilcoxon    {seeds} seeds cannot give less than p = {smallest_wilcoxon(seeds):.2g}: too few to claim by it"
-            )
-    for one in contracts(outcomes):
-        said = describe(one["contract"])
-        lines.append(f"contract    {said}" + (f" (of {len(one['cells'])} cells)" if len(contracts(outcomes)) > 1 else ""))
-    return "\n".join([*lines, f"written     {DATA}studies/{study.name}.csv, .json"])
+    head += ["difference", f"{CONFIDENCE:.0%} interval", "worse in"] * paired
+    head += ["t-test", "Wilcoxon", "effect"] * (paired and seeds > 1) + ["note"]
+    lined = [head, *(_row(one, keys, seeds, paired) for one in compared)]
+    used = [index for index in range(len(head)) if any(row[index] for row in lined[1:])]
+    return [[row[index] for index in used] for row in lined]
+
+
+def remarks(study: Study, compared: Sequence[Comparison]) -> list[str]:
+    """How the columns are to be read."""
+    if not study.plan.baseline:
+        return []
+    base = ", ".join(f"{key} = {_text(value)}" for key, value in study.plan.baseline.items())
+    said = [
+        f"Difference: loss in nats per token less that of {base}, paired by window; the interval is a bootstrap over windows, "
+        "which are not all of different articles; worse in: share of windows."
+    ]
+    seeds = max((one.n for one in compared), default=0)
+    if seeds > 1:
+        said.append(
+            "Tests are paired over seeds, two-sided, corrected by Holm's rule; effect: mean difference over its deviation."
+        )
+        if smallest_wilcoxon(seeds) > CLAIM:
+            least = f"{smallest_wilcoxon(seeds):.2g}"
+            said.append(f"{seeds} seeds cannot give less than p = {least} by Wilcoxon: too few to claim anything by it.")
+    return said
+
+
+def label(varied: Settings) -> str:
+    """What tells a cell from the others, in one line."""
+    return " · ".join(_text(value) for value in varied.values())
 
 
 def _row(one: Comparison, keys: Sequence[str], seeds: int, paired: bool) -> list[str]:

@@ -85,6 +85,12 @@ def test_an_unknown_study_names_those_there_are(tmp_path: Path) -> None:
         read_study("two", project(tmp_path))
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in (REPOSITORY / "studies").glob("*.yaml")))
+def test_the_studies_that_come_along_can_be_run(name: str) -> None:
+    study = read_study(name, REPOSITORY)
+    assert any(study.baseline_of(cell) for cell in study.cells)
+
+
 def test_values_that_read_alike_get_names_of_their_own(tmp_path: Path) -> None:
     root = project(
         tmp_path, vary={"removal.blocks": [[1, 2], [12]]}, cells=[{"removal.blocks": [1, -2]}], baseline=None, seeds=None
@@ -180,6 +186,9 @@ def test_a_study_runs_shared_stages_once_and_again_finds_everything(toy: Path) -
     shown = run(toy, "dvc", "exp", "list", "--name-only").stdout.split()
     assert set(shown) == {f"one-{cell}" for cell in table.cell}
     assert (toy / "params.yaml").read_bytes() == before
+    page = (toy / "data/studies/one.html").read_text()
+    assert page.count("<svg") == 2 and "magnitude" in page and "corpus toy" in page
+    assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
 
     again = run(toy, "pipeline", "study", "one", TOY_FAILS="masking")  # would fail if anything ran again
     assert again.returncode == 0 and again.stdout.count("all from the cache") == 2

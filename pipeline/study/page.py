@@ -1,0 +1,89 @@
+"""The page of a study: its pictures, its table and the contract behind the numbers, in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from pipeline.study.cells import Outcome
+from pipeline.study.compare import CONFIDENCE, Comparison
+from pipeline.study.plan import Study
+from pipeline.study.results import contracts, label, remarks, rows
+from pipeline.table import describe
+from stages.report.axes import fitting, linear, names
+from stages.report.chart import THEME, Key, Panel
+from stages.report.notation import between, fixed, number
+
+HERE = Path(__file__).parent
+ROW = 22  # pixels
+
+
+def page(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Comparison]) -> str:
+    """The whole page as HTML; it loads nothing from elsewhere."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    styles = THEME + (HERE.parent.parent / "stages/report/page.css").read_text(encoding="utf-8")
+    drawn = [one for one in compared if one.perplexity is not None]
+    panels = [_perplexities(study, outcomes, drawn)] if drawn else []
+    if any(one.difference is not None for one in drawn):
+        panels.append(_differences(study, outcomes, drawn))
+    head, *body = rows(study, compared)
+    return environment.get_template("page.html.j2").render(
+        study=study,
+        styles=Markup(styles),
+        panels=[Markup(panel) for panel in panels],
+        head=head,
+        body=body,
+        remarks=remarks(study, compared),
+        fixed=[f"{key} = {value}" for key, value in study.plan.fixed.items()],
+        contracts=[(describe(one["contract"]), len(one["cells"])) for one in contracts(outcomes)],
+        failed=[(one.cell.name, one.error) for one in outcomes if one.error],
+        cells=len(outcomes),
+    )
+
+
+def _perplexities(study: Study, outcomes: Sequence[Outcome], drawn: Sequence[Comparison]) -> str:
+    found = {
+        label(one.varied): [o.result["perplexity"] for o in outcomes if o.cell.varied == one.varied and o.result] for one in drawn
+    }
+    ends = [end for one in drawn for end in (one.low, one.high) if end is not None]
+    x = fitting([*(value for values in found.values() for value in values), *ends])
+    keys = [Key("a seed", "blue", "tick"), Key("mean", "blue", "dot")] if any(one.n > 1 for one in drawn) else []
+    means = [one.perplexity or 0.0 for one in drawn]
+    panel = Panel(
+        "Perplexity" + (", logarithmic scale" if x.log else ""), x, names(list(found)),
+        x_label="perplexity, lower is better", height=ROW * len(drawn), rows=True, keys=keys,
+        notes=[number(mean) for mean in means],
+    )  # fmt: skip
+    for place, one in enumerate(drawn):
+        if one.n > 1:
+            panel.ticks(place, found[label(one.varied)], "blue")
+        elif one.low is not None and one.high is not None:
+            panel.whiskers([place], [one.low], [one.high], "blue")
+    tips = [f"{name}: {number(mean)}" for name, mean in zip(found, means, strict=True)]
+    panel.points(means, list(range(len(drawn))), "blue", "dot", tips)
+    return panel.svg("; ".join(tips))
+
+
+def _differences(study: Study, outcomes: Sequence[Outcome], drawn: Sequence[Comparison]) -> str:
+    paired = [one for one in drawn if one.difference is not None]
+    means = [one.difference or 0.0 for one in paired]
+    lows, highs = [one.difference_low or 0.0 for one in paired], [one.difference_high or 0.0 for one in paired]
+    panel = Panel(
+        "Loss minus the baseline's, window by window", linear([*means, *lows, *highs], include=[0.0]),
+        names([label(one.varied) for one in paired]), x_label=f"nats per token, 0 = baseline; {CONFIDENCE:.0%} intervals",
+        height=ROW * len(paired), rows=True, notes=[fixed(mean, sign=True) for mean in means],
+    )  # fmt: skip
+    panel.level(0.0, vertical=True)
+    places = list(range(len(paired)))
+    panel.whiskers(places, lows, highs, "rust", strong=True)
+    tips = [
+        f"{label(one.varied)}: {fixed(mean, 4, sign=True)} ({between(low, high, 3)})"
+        for one, mean, low, high in zip(paired, means, lows, highs, strict=True)
+    ]
+    panel.points(means, places, "rust", "diamond", tips)
+    return panel.svg("; ".join(tips))
