@@ -31,7 +31,7 @@ def wire(stage: Callable[..., Handle]) -> None:
     tokens = stage("tokens", model)
     tape = stage("capture", model, tokens)
 
-    statistics = stage("statistics", model, tape)
+    statistics = stage("statistics", model, tokens, tape)
     redundancy = stage("redundancy", tape)
     peeling = stage("peeling", tape)
 

@@ -36,10 +36,16 @@ class Matrix:
 
     def view(self, block: nn.Module) -> Float[Tensor, "out in"]:
         """The matrix inside `block`; writing to it writes to the parameter."""
-        weight = getattr(block.get_submodule(self.module), self.parameter).data
-        if self.expert is not None:
-            weight = weight[self.expert]
-        return weight.T if self.transposed else weight
+        return self.take(self.stored(block).data)
+
+    def stored(self, block: nn.Module) -> nn.Parameter:
+        """The parameter of `block` that holds the matrix, alone or with other experts."""
+        return getattr(block.get_submodule(self.module), self.parameter)
+
+    def take(self, stored: Tensor) -> Float[Tensor, "out in"]:
+        """The matrix's part of a tensor laid out as its parameter: its weights, or their gradient."""
+        one = stored if self.expert is None else stored[self.expert]
+        return one.T if self.transposed else one
 
 
 def prunable_matrices(block: nn.Module) -> list[Matrix]:

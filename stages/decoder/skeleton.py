@@ -11,8 +11,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,7 @@ class Decoder:
         self._calls: dict[tuple[int, int], list[Call]] = {}
         self._tail: tuple[Any, ...] | None = None
         self._tail_known = False
+        self._mode: Callable[[], AbstractContextManager[Any]] = torch.inference_mode
 
     def __len__(self) -> int:
         """Number of blocks."""
@@ -183,9 +184,18 @@ class Decoder:
         if ids is not None and hasattr(self.model, "note_inputs"):
             self.model.note_inputs(input_ids=ids.to(self.device))
         call = self.calls(hidden.shape[0], hidden.shape[1])[index]
-        with torch.inference_mode():
+        with self._mode():
             out = self.blocks[index](hidden, *call.args, **call.kwargs)
         return out[0] if isinstance(out, tuple) else out
+
+    @contextmanager
+    def gradients(self) -> Iterator[None]:
+        """For the duration of the context, `call` and `logits` note what a backward pass needs."""
+        self._mode = torch.enable_grad
+        try:
+            yield
+        finally:
+            self._mode = torch.inference_mode
 
     def calls(self, windows: int, length: int) -> list[Call]:
         """The arguments of every block for full windows of this shape; they depend on nothing else.
@@ -206,7 +216,8 @@ class Decoder:
         """Run the model's own forward over recorders. Returns the log, or with `whole` the logits."""
         log = _Log(reply=reply, tail=self._block_tail())
         model = self.model if whole else self.model.base_model
-        with self._replaced([_Recorder(block, log) for block in self.blocks]), torch.inference_mode():
+        mode = self._mode if whole else torch.no_grad  # what is replayed may take part in a backward pass
+        with self._replaced([_Recorder(block, log) for block in self.blocks]), mode():
             out = model(input_ids=ids.to(self.device), use_cache=False)
         return out.logits if whole else log
 
@@ -216,7 +227,7 @@ class Decoder:
             self._tail_known = True
             log = _Log()
             probe = _Recorder(self.blocks[0], log)
-            with self._replaced([_Stop(probe), *list(self.blocks)[1:]]), torch.inference_mode():
+            with self._replaced([_Stop(probe), *list(self.blocks)[1:]]), torch.no_grad():
                 ids = torch.zeros(1, 2, dtype=torch.long, device=self.device)
                 with suppress(_Stopped):
                     self.model.base_model(input_ids=ids, use_cache=False)
@@ -224,7 +235,7 @@ class Decoder:
             assert hidden is not None
             later = hidden.clone()
             later[:, -1] += 1
-            with self.block(0) as block, torch.inference_mode():
+            with self.block(0) as block, torch.no_grad():
                 out, other = block(hidden, *call.args, **call.kwargs), block(later, *call.args, **call.kwargs)
             self._tail = tuple(out[1:]) if isinstance(out, tuple) else None
             first, changed = (one[0][:, 0] if isinstance(one, tuple) else one[:, 0] for one in (out, other))

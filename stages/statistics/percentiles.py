@@ -59,12 +59,17 @@ def value_of(bucket: int, fine: int = 0) -> float:
     return float(torch.tensor((bucket << 16) | fine, dtype=torch.int32).view(torch.float32))
 
 
+def bits_of(value: float) -> int:
+    """The bits of a non-negative number, rounded to float32."""
+    return int(torch.tensor(value, dtype=torch.float32).view(torch.int32))
+
+
 def count_above(counts: Int[Tensor, " bucket"], fine: Int[Tensor, " value"] | None, threshold: float) -> int:
     """How many values exceed `threshold`, given the coarse histogram and the fine one of the threshold's bucket.
 
     Without `fine` (16-bit types) a bucket is one value.
     """
-    bits = int(torch.tensor(threshold, dtype=torch.float32).view(torch.int32))
+    bits = bits_of(threshold)
     bucket, low = bits >> 16, bits & (FINE - 1)
     above = int(counts[bucket + 1 :].sum())
     return above if fine is None else above + int(fine[low + 1 :].sum())
