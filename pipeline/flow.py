@@ -35,7 +35,8 @@ def wire(stage: Callable[..., Handle]) -> None:
     redundancy = stage("redundancy", tape)
     peeling = stage("peeling", tape)
 
-    allocation = stage("allocation", statistics)
+    sensitivity = stage("sensitivity", model, tokens, tape, statistics)
+    allocation = stage("allocation", statistics, sensitivity)
     masks = stage("masking", model, tokens, statistics, allocation)
     removal = stage("removal", redundancy)
     ghost = stage("ghost", model, tokens, tape, masks, removal)

@@ -15,7 +15,7 @@ from pipeline.tensors import write_tensors
 from tests.models import save_model
 
 REPOSITORY = Path(__file__).parent.parent
-ORDER = ["capture", "statistics", "redundancy", "allocation", "masking", "removal", "ghost", "peeling", "compress"]
+ORDER = ["capture", "statistics", "redundancy", "sensitivity", "allocation", "masking", "removal", "ghost", "peeling", "compress"]
 VARIANTS = [f"evaluation@{variant}" for variant in ("dense", "masked", "removed", "compressed")]
 
 

@@ -1,4 +1,4 @@
-"""Share the target sparsity out over the blocks."""
+"""Share the target sparsity out over the blocks or matrices."""
 
 from __future__ import annotations
 
@@ -11,23 +11,59 @@ from pipeline.artifacts import read_table, write_table
 from pipeline.console import say
 from pipeline.files import Files
 from stages.allocation import Allocation, Params
+from stages.allocation.alphapruning import alphapruning
+from stages.allocation.budget import Wish, shift_to_budget
+from stages.allocation.dlp import dlp
+from stages.allocation.gradient import gradient
+from stages.allocation.layers import Layers, make_layers
+from stages.allocation.measured import measured
+from stages.allocation.owl import owl
 from stages.allocation.pals import pals
+from stages.allocation.random import random
 from stages.allocation.uniform import uniform
 
-# A method takes the statistics, the prunable weights of each block [block] and its parameters,
-# and returns (score [block], sparsity [block]).
-Method = Callable[[pd.DataFrame, np.ndarray, Allocation], tuple[np.ndarray, np.ndarray]]
-METHODS: dict[str, Method] = {"uniform": uniform, "pals": pals}
+# A method says what it would give each layer, and by what score.
+METHODS: dict[str, Callable[[Layers, Allocation], Wish]] = {
+    "uniform": uniform,
+    "pals": pals,
+    "owl": owl,
+    "dlp": dlp,
+    "alphapruning": alphapruning,
+    "gradient": gradient,
+    "random": random,
+    "measured": measured,
+}
 
 
 def run(params: Params, inputs: Files, outputs: Files) -> None:
     """Write `allocation.csv`: block, matrix (empty: the whole block), parameters, score, sparsity."""
     wanted = params.allocation
-    statistics = read_table(inputs["statistics.csv"], ("place",), ("block", "width", "parameters"))
-    parameters = np.asarray(statistics.groupby("block")["parameters"].sum(), dtype=np.float64)
-    score, sparsity = METHODS[wanted.method](statistics, parameters, wanted)
-    table = pd.DataFrame({"block": range(len(parameters)), "matrix": "", "parameters": parameters.astype(np.int64)})
-    write_table(outputs["allocation.csv"], table.assign(score=score, sparsity=sparsity))
-    realised = float((sparsity * parameters).sum() / parameters.sum())
-    spread = f"{sparsity.min():.4f} to {sparsity.max():.4f} per block"
-    say(f"{wanted.method}: {spread}, {realised:.6f} over all, target {wanted.sparsity}")
+    layers = make_layers(
+        wanted.granularity,
+        read_table(inputs["statistics.csv"], ("place",), ("block", "width", "parameters")),
+        read_table(inputs["importance.csv"], ("matrix",), ("block", "parameters")),
+        read_table(inputs["sensitivity.csv"], ("rise",), ("block",)),
+    )
+    wish = METHODS[wanted.method](layers, wanted)
+    sparsity = allocate(wish, layers.parameters, wanted.sparsity, wanted.projection == "faithful")
+    columns = {"block": layers.block, "matrix": layers.matrix, "parameters": layers.parameters.astype(np.int64)}
+    write_table(outputs["allocation.csv"], pd.DataFrame(columns).assign(score=wish.score, sparsity=sparsity))
+    _report(wanted, wish, sparsity, float(sparsity @ layers.parameters / layers.parameters.sum()))
+
+
+def allocate(wish: Wish, parameters: np.ndarray, target: float, faithful: bool) -> np.ndarray:
+    """The sparsity of each layer, [layer]: as published, or moved so that the mean over weights is exactly the target."""
+    if target == 0:
+        return np.zeros(len(parameters))
+    if faithful:
+        return np.clip(wish.faithful, 0.0, 1.0)  # the published code can ask for more than there is, and then takes all
+    return shift_to_budget(wish.raw, parameters, target, wish.low, wish.high)
+
+
+def _report(wanted: Allocation, wish: Wish, sparsity: np.ndarray, realised: float) -> None:
+    unknown = int(np.isnan(wish.score).sum())
+    if unknown:
+        say(f"{unknown} of {len(sparsity)} layers have no score (no token reached them); they count as average")
+    spread = f"{sparsity.min():.4f} to {sparsity.max():.4f} per {wanted.granularity}"
+    over = f", as published: {realised - wanted.sparsity:+.6f} off" if wanted.projection == "faithful" else ""
+    say(f"{wanted.method}: {spread}, {realised:.6f} over all, target {wanted.sparsity}{over}")

@@ -1,16 +1,19 @@
-"""Every block gives up the same share."""
+"""Every layer gives up the same share."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
+
+from stages.allocation.budget import Wish
+from stages.allocation.layers import Layers
 
 if TYPE_CHECKING:
     from stages.allocation import Allocation
 
 
-def uniform(statistics: pd.DataFrame, parameters: np.ndarray, wanted: Allocation) -> tuple[np.ndarray, np.ndarray]:
-    """Score 0 and the target sparsity for each block."""
-    return np.zeros(len(parameters)), np.full(len(parameters), wanted.sparsity)
+def uniform(layers: Layers, wanted: Allocation) -> Wish:
+    """Score 0 and the target sparsity for each layer."""
+    share = np.full(len(layers), wanted.sparsity)
+    return Wish(np.zeros(len(layers)), share, share, 0.0, 1.0)

@@ -23,6 +23,7 @@ class Params(BaseModel):
     model: dict[str, Any]
     tokens: dict[str, Any]
     statistics: dict[str, Any]
+    sensitivity: dict[str, Any]
     allocation: dict[str, Any]
     masking: dict[str, Any]
     removal: dict[str, Any]

@@ -66,4 +66,4 @@ class Place(Distribution):
 def sequence_percentiles(x: Float[Tensor, "window value"], percentiles: Sequence[float]) -> list[list[float]]:
     """The percentiles of |x| of each window, [window][percentile]: always one of its values, as of the whole."""
     ranks = [rank_of(q, x.shape[1]) - 1 for q in percentiles]
-    return [np.partition(one.numpy(), ranks)[ranks].tolist() for one in x.float().abs().cpu()]
+    return [np.sort(one.numpy())[ranks].tolist() for one in x.float().abs().cpu()]
