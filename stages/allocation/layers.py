@@ -29,7 +29,7 @@ class Layers:
 
         Raises PalimpsestError with the text `unmeasured` if it is not there or empty.
         """
-        if column not in self.importance or self.importance[column].isna().all():
+        if column not in self.importance or not np.isfinite(self.importance[column].astype(float)).any():
             raise PalimpsestError(f"params.yaml: {unmeasured}")
         return self._matched(self.importance, "matrix", column)
 
@@ -37,7 +37,7 @@ class Layers:
         """A column of statistics.csv, [layer]: at one place of each block, or, where `place` is empty, at each layer's matrix."""
         if not place:
             return self._matched(self.statistics.rename(columns={"place": "matrix"}), "matrix", column)
-        return self.per_block(self.statistics[self.statistics["place"] == place], column)
+        return self.per_block(self.statistics.loc[self.statistics["place"] == place], column)
 
     def per_block(self, rows: pd.DataFrame, column: str) -> np.ndarray:
         """A column of a table with one row per block, [layer]: every matrix has its block's value."""
@@ -51,7 +51,7 @@ class Layers:
 def make_layers(granularity: str, statistics: pd.DataFrame, importance: pd.DataFrame, sensitivity: pd.DataFrame) -> Layers:
     """Layers of one granularity, "block" or "linear"."""
     whole = importance["matrix"].isna() | (importance["matrix"] == "")
-    rows = importance[whole if granularity == "block" else ~whole]
+    rows = importance.loc[whole if granularity == "block" else ~whole]
     names = ["" if pd.isna(name) else str(name) for name in rows["matrix"]]
-    parameters = rows["parameters"].to_numpy(dtype=np.float64)
-    return Layers(rows["block"].to_numpy(dtype=np.int64), names, parameters, statistics, importance, sensitivity)
+    block, parameters = np.asarray(rows["block"], dtype=np.int64), np.asarray(rows["parameters"], dtype=np.float64)
+    return Layers(block, names, parameters, statistics, importance, sensitivity)

@@ -65,5 +65,5 @@ def _report(wanted: Allocation, wish: Wish, sparsity: np.ndarray, realised: floa
     if unknown:
         say(f"{unknown} of {len(sparsity)} layers have no score (no token reached them); they count as average")
     spread = f"{sparsity.min():.4f} to {sparsity.max():.4f} per {wanted.granularity}"
-    over = f", as published: {realised - wanted.sparsity:+.6f} off" if wanted.projection == "faithful" else ""
+    over = f", {realised - wanted.sparsity:+.6f} off (faithful)" if wanted.projection == "faithful" else ""
     say(f"{wanted.method}: {spread}, {realised:.6f} over all, target {wanted.sparsity}{over}")

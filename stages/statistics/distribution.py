@@ -33,7 +33,6 @@ class Distribution:
         self.what = what
         self.count = 0
         self.total = 0.0
-        self.energy = 0.0  # Σ x²
         self.largest = 0.0
         self.coarse = torch.zeros(BUCKETS, dtype=torch.int64)
         self.fine: dict[int, Tensor] = {}
@@ -46,7 +45,6 @@ class Distribution:
         if not total < float("inf"):  # nor NaN
             raise ArtifactError(f"{self.what or 'tape'}: NaN or infinite values")
         self.total += total
-        self.energy += float(magnitude.square().sum(dtype=torch.float64))
         self.largest = max(self.largest, float(magnitude.max())) if magnitude.numel() else self.largest
         self.count += x.numel()
         self.wide |= x.dtype != torch.bfloat16
@@ -55,7 +53,6 @@ class Distribution:
     def pool(self, other: Distribution) -> None:
         """Add all that `other` has seen in its first look."""
         self.total += other.total
-        self.energy += other.energy
         self.largest = max(self.largest, other.largest)
         self.count += other.count
         self.wide |= other.wide

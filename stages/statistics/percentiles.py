@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -38,8 +39,10 @@ def coarse_histogram(bits: Int[Tensor, " values"]) -> Int[Tensor, " bucket"]:
 
 def fine_histograms(bits: Int[Tensor, " values"], buckets: list[int]) -> dict[int, Int[Tensor, " value"]]:
     """For each of some buckets of the coarse histogram, counts per lower half among the values in it, [65536]."""
-    upper = (bits >> 16).to(torch.int16)  # half the bytes to look through once per bucket
-    return {bucket: torch.bincount(bits[upper == bucket] & (FINE - 1), minlength=FINE) for bucket in buckets}
+    values = bits.cpu().numpy()  # numpy picks values out of an array ten times as fast
+    upper = (values >> 16).astype(np.int16)  # half the bytes to look through once per bucket
+    pick = lambda bucket: values[np.flatnonzero(upper == bucket)] & (FINE - 1)  # noqa: E731
+    return {bucket: torch.from_numpy(np.bincount(pick(bucket), minlength=FINE)) for bucket in buckets}
 
 
 def rank_of(percentile: float, count: int) -> int:

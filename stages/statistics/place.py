@@ -29,6 +29,7 @@ class Place(Distribution):
         """
         super().__init__(what)
         self.tokens = 0
+        self.energy = 0.0  # Σ x²
         self.squares = torch.zeros(0, dtype=torch.float64)
         self._asked = list(sequences)
         self._sequences: list[list[float]] | None = []  # None: what passes here is not made of whole windows
@@ -42,12 +43,20 @@ class Place(Distribution):
         flat = x.reshape(-1, x.shape[-1])
         if len(self.squares) == 0:
             self.squares = torch.zeros(x.shape[-1], dtype=torch.float64, device=x.device)
-        self.squares += flat.float().square().sum(0, dtype=torch.float64)
+        squares = flat.float().square().sum(0, dtype=torch.float64)
+        self.squares += squares
+        self.energy += float(squares.sum())
         self.tokens += len(flat)
         if windows is None:
             self._sequences = None
         elif self._asked and self._sequences is not None:
             self._sequences += sequence_percentiles(flat.view(windows, -1), self._asked)
+
+    def pool_place(self, other: Place) -> None:
+        """Add all that another place of the same tokens has seen in its first look, whatever its channels."""
+        self.pool(other)
+        self.energy += other.energy
+        self.tokens = max(self.tokens, other.tokens)
 
     def row(self, percentiles: Sequence[float], outlier: float, parameters: int) -> dict[str, Any]:
         """One row of statistics.csv; all but `parameters` empty at a place no token passed."""

@@ -150,7 +150,7 @@ class _MatrixInputs:
 
     def __init__(self, block: int, sequences: Sequence[float]):
         self.block, self.sequences = block, sequences
-        self.shape = (0, 0)  # windows and tokens of the batch that is running
+        self.shape: tuple[int, int] = (0, 0)  # windows and tokens of the batch that is running
         self.places: dict[str, Place] = {}
         self.pooled = Place(f"block {block}, inputs of its matrices")
         self.owner: dict[str, str] = {}  # matrix -> the first matrix that is fed the same tensor
@@ -178,8 +178,7 @@ class _MatrixInputs:
     def aim(self, percentiles: Sequence[float], outlier: float) -> None:
         """After the first look at every batch: pool the places, each as often as matrices share it, and aim them all."""
         for owner in self.owner.values():
-            self.pooled.pool(self.places[owner])
-            self.pooled.tokens = max(self.pooled.tokens, self.places[owner].tokens)
+            self.pooled.pool_place(self.places[owner])
         for place in (self.pooled, *self.places.values()):
             place.aim(percentiles, [outlier])
 

@@ -52,6 +52,8 @@ def test_every_place_is_what_hooks_see(family: str, finished: Finished) -> None:
     ids = load_file(project.data / "tokens.safetensors")["calibration"]
     table = pd.read_csv(project.data / "statistics.csv")
     assert list(table.columns) == COLUMNS
+    assert (table.place == "linears").sum() == 4
+    table = table.loc[table.place != "linears"]
     tensors = load_file(project.data / "statistics.safetensors")
     names = [name for block, name in read_masks(project.data / "masks.safetensors", project.model) if block == 0]
     boundaries = plain_boundaries(project.model, ids)
@@ -86,12 +88,45 @@ def test_inputs_too_many_to_keep_are_computed_again(
     assert [file.read_bytes() for file in files] == kept
 
 
+@pytest.mark.parametrize("family", ["llama", "falcon", "mixtral"])
+def test_the_inputs_of_all_matrices_are_pooled(family: str, finished: Finished) -> None:
+    """As often as matrices are fed them: query, key and value count thrice."""
+    project = finished(family)
+    ids = load_file(project.data / "tokens.safetensors")["calibration"]
+    table = pd.read_csv(project.data / "statistics.csv")
+    names = [name for block, name in read_masks(project.data / "masks.safetensors", project.model) if block == 2]
+    inputs = matrix_inputs(project.model, 2, ids, names)
+    found: Any = table[(table.block == 2) & (table.place == "linears")].iloc[0].to_dict()
+    expected = expected_row(torch.cat([x.reshape(-1, 1) for x in inputs.values()]))
+    for key in ("p50", "p90", "p99", "p99.9", "mean", "norm", "max", "outlier_ratio"):
+        assert found[key] == pytest.approx(expected[key], rel=2e-5, abs=1e-7), key
+    assert found["tokens"] == ids.numel() and found["parameters"] == 0
+
+
+def test_each_windows_own_percentiles(copied: Finished) -> None:
+    """By numpy, window by window, averaged; experts see picked tokens and have none."""
+    project = copied("qwen3_moe")
+    project.run("statistics", statistics={"per_sequence": True, "percentiles": [50.0, 99.0], "gradient_windows": 0})
+    ids = load_file(project.data / "tokens.safetensors")["calibration"]
+    table = pd.read_csv(project.data / "statistics.csv").set_index(["block", "place"])
+    q_input = matrix_inputs(project.model, 1, ids, ["self_attn.q_proj"])["self_attn.q_proj"].view(len(ids), -1)
+    for place, x in {"input": plain_boundaries(project.model, ids)[1].flatten(1), "self_attn.q_proj": q_input}.items():
+        for q in (50, 99):
+            own = np.quantile(x.double().abs().numpy(), q / 100, axis=1, method="inverted_cdf")
+            assert table.loc[(1, place), f"p{q}_per_sequence"] == pytest.approx(own.mean(), rel=2e-5)
+    experts = table.loc[["experts" in place for _, place in table.index], "p50_per_sequence"]
+    assert len(experts) and np.isnan(experts).all()
+
+
 def test_the_size_of_batches_changes_nothing_but_rounding(copied: Finished) -> None:
     project = copied("gpt2")
     before = pd.read_csv(project.data / "statistics.csv")
     project.run("statistics", compute={"batch_tokens": 80})
     after = pd.read_csv(project.data / "statistics.csv")
     pd.testing.assert_frame_equal(after, before, rtol=1e-5)
+    weighed = pd.read_csv(project.data / "importance.csv")
+    project.run("statistics", compute={"batch_tokens": 16})
+    pd.testing.assert_frame_equal(pd.read_csv(project.data / "importance.csv"), weighed, rtol=1e-5)
 
 
 def test_percentiles_and_outliers_asked_for(copied: Finished) -> None:
@@ -122,6 +157,9 @@ def test_experts_that_see_no_token_are_left_empty_and_masked_by_magnitude(
     cold.run_until("masking", masking={"activations": activations})
     table = pd.read_csv(cold.data / "statistics.csv")
     unseen = table[table.tokens == 0]
+    weighed = pd.read_csv(cold.data / "importance.csv")
+    assert weighed[weighed.matrix.isin(set(unseen.place))].score_mean.isna().all() and weighed.alpha_peak.notna().all()
+    assert (weighed[weighed.matrix.isin(set(unseen.place))].gradient == 0).all()
     assert len(unseen) >= 2 * (24 - 8) and unseen.place.str.contains("experts").all()
     assert np.isnan(np.asarray(unseen[["p50", "p99", "mean", "max"]])).all() and (np.asarray(unseen.parameters) > 0).all()
     masks = read_masks(cold.data / "masks.safetensors", cold.model)
