@@ -10,20 +10,22 @@ from torch import Tensor
 
 from stages.decoder.skeleton import Decoder
 
-LOGIT_BYTES = 1 << 27  # float32 logits of as many positions at a time as fit in this
+LOGIT_BYTES = 1 << 24  # float32 logits of as many positions at a time as fit in this: larger ones only cost page faults
 
 
 def divergence(
-    log_p: Float[Tensor, "... position vocabulary"], logits: Float[Tensor, "... position vocabulary"]
+    p: Float[Tensor, "... position vocabulary"],
+    log_p: Float[Tensor, "... position vocabulary"],
+    logits: Float[Tensor, "... position vocabulary"],
 ) -> Float[Tensor, "... position"]:
     """KL(p || q) in nats at each position, q = softmax(logits), in float32.
 
     Args:
-        log_p: log-probabilities of the base, float32.
+        p, log_p: probabilities of the base and their logarithms, float32.
         logits: of the other, not normalised.
     """
     difference = log_p - torch.log_softmax(logits.float(), -1)
-    return torch.linalg.vecdot(log_p.exp(), difference).clamp_min(0)  # below zero by rounding alone
+    return torch.linalg.vecdot(p, difference).clamp_min(0)  # below zero by rounding alone
 
 
 def output_divergence(
@@ -46,7 +48,8 @@ def output_divergence(
         for start in range(0, length, tokens):
             part = slice(first, first + rows), slice(start, start + tokens)
             log_p = torch.log_softmax(decoder.logits(dense[part].to(decoder.device)).float(), -1)
+            p = log_p.exp()
             for index, other in enumerate(others):
-                kl = divergence(log_p, decoder.logits(other[part].to(decoder.device)))
+                kl = divergence(p, log_p, decoder.logits(other[part].to(decoder.device)))
                 total[index, part[0]] += kl.sum(-1, dtype=torch.float64).cpu()
     return total / length
