@@ -32,13 +32,14 @@ def wire(stage: Callable[..., Handle]) -> None:
     tape = stage("capture", model, tokens)
 
     statistics = stage("statistics", model, tokens, tape)
-    redundancy = stage("redundancy", tape)
+    redundancy = stage("redundancy", model, tape)
+    search = stage("search", model, tape)
     peeling = stage("peeling", tape)
 
     sensitivity = stage("sensitivity", model, tokens, tape, statistics)
     allocation = stage("allocation", statistics, sensitivity)
     masks = stage("masking", model, tokens, statistics, allocation)
-    removal = stage("removal", redundancy)
+    removal = stage("removal", redundancy, search)
     ghost = stage("ghost", model, tokens, tape, masks, removal)
     compressed = stage("compress", model, masks, removal, ghost)
 

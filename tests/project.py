@@ -15,7 +15,10 @@ from pipeline.tensors import write_tensors
 from tests.models import save_model
 
 REPOSITORY = Path(__file__).parent.parent
-ORDER = ["capture", "statistics", "redundancy", "sensitivity", "allocation", "masking", "removal", "ghost", "peeling", "compress"]
+ORDER = [
+    "capture", "statistics", "redundancy", "search", "sensitivity", "allocation", "masking", "removal", "ghost", "peeling",
+    "compress",
+]  # fmt: skip
 VARIANTS = [f"evaluation@{variant}" for variant in ("dense", "masked", "removed", "compressed")]
 
 

@@ -1,8 +1,13 @@
-"""Per-token cosine between boundaries: ShortGPT's block influence (arXiv 2403.03853), Streamline's window (arXiv 2403.19135)."""
+"""Cosines between boundaries, along the channels of a token or along the tokens of a channel.
+
+Per token: ShortGPT's block influence (arXiv 2403.03853), LLM-Streamline's window (arXiv 2403.19135). Per channel: what
+LinearPatch's and Ghosted Layers' published code computes in its place (arXiv 2605.15491, repository).
+"""
 
 from __future__ import annotations
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 
@@ -14,3 +19,25 @@ def token_cosines(stream: Float[Tensor, "boundary token channel"]) -> Float[Tens
     """
     unit = nn.functional.normalize(stream.float(), dim=-1, eps=1e-12).transpose(0, 1)
     return (unit @ unit.transpose(1, 2)).clamp(-1, 1)
+
+
+def channel_cosines(stream: Float[Tensor, "boundary token channel"]) -> Float[Tensor, "channel boundary boundary"]:
+    """Cosine of one channel's values over the tokens of a window, at each pair of boundaries."""
+    return token_cosines(stream.transpose(1, 2))
+
+
+def sink_tokens(stream: Float[Tensor, "boundary token channel"], threshold: float) -> Bool[Tensor, " token"]:
+    """Tokens whose norm at some boundary is above `threshold` times the median over the window's tokens there."""
+    norms = stream.float().norm(dim=-1)
+    return (norms > threshold * norms.median(dim=1, keepdim=True).values).any(0)
+
+
+def sink_blocks(peaks: Float[Tensor, " boundary"], threshold: float) -> tuple[int | None, int | None]:
+    """The block that makes the sink and the one that ends it: where the largest |channel| of all tokens grows and falls most.
+
+    None where it does neither by a factor of at least the square root of `threshold`.
+    """
+    steps = torch.log(peaks[1:].double().clamp_min(1e-30)) - torch.log(peaks[:-1].double().clamp_min(1e-30))
+    least = 0.5 * float(torch.log(torch.tensor(threshold, dtype=torch.float64)))
+    makes, ends = int(steps.argmax()), int(steps.argmin())
+    return (makes if float(steps[makes]) >= least else None), (ends if float(steps[ends]) <= -least else None)

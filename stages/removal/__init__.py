@@ -12,10 +12,16 @@ from pipeline.params import Section
 class Removal(Section):
     """Which blocks, and by what criterion."""
 
-    method: Literal["none", "list", "streamline", "shortgpt"] = "streamline"
+    method: Literal[
+        "none", "list", "random", "streamline", "shortgpt", "replacement", "interchange", "deletion", "iterative", "recoverable"
+    ] = "streamline"
     count: int = Field(default=3, ge=1)
     blocks: list[int] = []  # method list: indices of the dense model, from 0; negative ones count from the end
     protect: list[int] = [0, -1]  # blocks a criterion never removes
+    spacing: int = Field(default=0, ge=0)  # block by block criteria: chosen blocks are more than this apart; 0: anywhere
+    credit: Literal["min", "left"] = "min"  # a pair's score goes to both blocks (the least one counts), or to the first alone
+    axis: Literal["token", "channel"] = "token"  # streamline, shortgpt: cosine of a token's channels, or of a channel's tokens
+    seed: int = Field(default=0, ge=0)  # random
 
     @model_validator(mode="after")
     def _list_has_blocks(self) -> Removal:

@@ -1,29 +1,85 @@
-"""Choose the blocks that go."""
+"""Choose the blocks that go, from the scores that were saved."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
-from pipeline.artifacts import ArtifactError, read_table, write_json
+from pipeline.artifacts import write_json
 from pipeline.console import say
 from pipeline.errors import PalimpsestError
 from pipeline.files import Files
 from stages.removal import Params, Removal
+from stages.removal.measured import iterative, recoverable
+from stages.removal.pairwise import pairwise, replacement_pairs
+from stages.removal.random import random
+from stages.removal.ranking import lowest
+from stages.removal.scores import Scores, read_scores
 from stages.removal.shortgpt import shortgpt
 from stages.removal.streamline import streamline
 
-# A criterion takes the cosine of all boundaries [block + 1, block + 1], how many blocks to remove and the protected ones,
-# and returns the chosen blocks and the score of each candidate (a block, or a window by its first block), most removable first.
-Criterion = Callable[[np.ndarray, int, set[int]], tuple[list[int], dict[int, float]]]
-METHODS: dict[str, Criterion] = {"streamline": streamline, "shortgpt": shortgpt}
+Choice = tuple[list[int], dict[int, float]]
+
+
+def _random(scores: Scores, wanted: Removal, protected: set[int]) -> Choice:
+    return random(set(range(scores.blocks)) - protected, wanted.count, wanted.spacing, wanted.seed)
+
+
+def _streamline(scores: Scores, wanted: Removal, protected: set[int]) -> Choice:
+    return streamline(scores.cosines(wanted.axis), wanted.count, protected)
+
+
+def _shortgpt(scores: Scores, wanted: Removal, protected: set[int]) -> Choice:
+    return shortgpt(scores.cosines(wanted.axis), wanted.count, protected, wanted.spacing)
+
+
+def _replacement(scores: Scores, wanted: Removal, protected: set[int]) -> Choice:
+    both = {pair: (one, other) for pair, (one, other) in scores.swaps("replacement_ij", "replacement_ji").items()}
+    return _pairwise(replacement_pairs(both, wanted.credit), scores, wanted, protected)
+
+
+def _interchange(scores: Scores, wanted: Removal, protected: set[int]) -> Choice:
+    return _pairwise({pair: value for pair, (value,) in scores.swaps("interchange").items()}, scores, wanted, protected)
+
+
+def _pairwise(pairs: dict[tuple[int, int], float], scores: Scores, wanted: Removal, protected: set[int]) -> Choice:
+    allowed = set(range(scores.blocks)) - protected
+    return pairwise(pairs, wanted.count, allowed, wanted.credit, wanted.spacing, scores.deletions(needed=False))
+
+
+def _deletion(scores: Scores, wanted: Removal, protected: set[int]) -> Choice:
+    costs = {block: value for block, value in scores.deletions().items() if block not in protected}
+    return lowest(costs, wanted.count, wanted.spacing), costs
+
+
+def _iterative(scores: Scores, wanted: Removal, protected: set[int]) -> Choice:
+    return iterative(scores.steps, wanted.count, protected)
+
+
+def _recoverable(scores: Scores, wanted: Removal, protected: set[int]) -> Choice:
+    return recoverable(scores.windows, wanted.count, protected)
+
+
+# A criterion takes the saved scores, the section and the protected blocks, and returns the chosen blocks and the score of each
+# candidate (a block, or a window by its first block).
+METHODS: dict[str, Callable[[Scores, Removal, set[int]], Choice]] = {
+    "random": _random,
+    "streamline": _streamline,
+    "shortgpt": _shortgpt,
+    "replacement": _replacement,
+    "interchange": _interchange,
+    "deletion": _deletion,
+    "iterative": _iterative,
+    "recoverable": _recoverable,
+}
 
 
 def run(params: Params, inputs: Files, outputs: Files) -> None:
     """Write `removal.json`: the removed blocks as indices of the dense model, the scores, the method."""
     wanted = params.removal
-    blocks = len(read_table(inputs["redundancy_blocks.csv"], numbers=("block", "influence")))
+    saved = read_scores(
+        *(inputs[f"{name}.csv"] for name in ("redundancy_blocks", "redundancy_pairs", "search_steps", "search_windows"))
+    )
+    blocks = saved.blocks
     protected = {_index(one, blocks, "removal.protect") for one in wanted.protect}
     scores: dict[int, float] = {}
     removed: list[int] = []
@@ -31,15 +87,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         removed = sorted({_index(one, blocks, "removal.blocks") for one in wanted.blocks})
     elif wanted.method != "none":
         _check_count(wanted, blocks, protected)
-        pairs = read_table(inputs["redundancy_pairs.csv"], numbers=("i", "j", "cosine"))
-        if len(pairs) != blocks * (blocks + 1) // 2:
-            raise ArtifactError(
-                f"{inputs['redundancy_pairs.csv']}: {len(pairs)} pairs are not those of the {blocks} blocks in "
-                "redundancy_blocks.csv; run: dvc repro --force --single-item redundancy"
-            )
-        cosine = np.eye(blocks + 1)
-        cosine[pairs.i, pairs.j] = pairs.cosine
-        removed, scores = METHODS[wanted.method](cosine, wanted.count, protected)
+        removed, scores = METHODS[wanted.method](saved, wanted, protected)
     if len(removed) >= blocks:
         raise PalimpsestError(f"params.yaml: removal.blocks names all {blocks} blocks of the model; at least one has to stay")
     write_json(

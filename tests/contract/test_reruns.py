@@ -25,6 +25,8 @@ RERUNS: list[tuple[str, Any, set[str]]] = [
     ("allocation.sparsity", 0.4, {"allocation"} | AFTER_MASKS),
     ("allocation.pals.slope", 0.1, {"allocation"} | AFTER_MASKS),
     ("masking.method", "magnitude", AFTER_MASKS),
+    ("redundancy.gap", 2, {"redundancy"} | AFTER_REMOVAL),
+    ("search.steps", 3, {"search"} | AFTER_REMOVAL),
     ("removal.count", 5, AFTER_REMOVAL),
     ("ghost.ridge", 0.01, {"ghost", "compress", "evaluation@compressed", "report"}),
     ("peeling.reach", [1], {"peeling", "report"}),

@@ -15,16 +15,32 @@ from pipeline.files import Files
 from pipeline.params import ParamsError, stage_params
 from stages.removal.run import run
 
-INPUTS = ("redundancy_blocks.csv", "redundancy_pairs.csv")
+INPUTS = ("redundancy_blocks.csv", "redundancy_pairs.csv", "search_steps.csv", "search_windows.csv")
+STEPS, WINDOWS = ["step", "block", "divergence", "removed"], ["start", "stop", "divergence"]
 
 
 def choose(root: Path, cosines: dict[tuple[int, int], float], /, depth: int = 6, **removal: Any) -> dict[str, Any]:
-    """Run the stage on tables in which all other pairs have cosine 0."""
-    (root / "data").mkdir(exist_ok=True)
+    """Run the stage on tables in which all other pairs have cosine 0, and nothing else was measured."""
     pairs = [{"i": i, "j": j, "cosine": cosines.get((i, j), 0.0)} for i, j in combinations(range(depth + 1), 2)]
-    pd.DataFrame(pairs).to_csv(root / "data" / "redundancy_pairs.csv", index=False)
     rows = [{"block": block, "influence": 1 - cosines.get((block, block + 1), 0.0)} for block in range(depth)]
-    pd.DataFrame(rows).to_csv(root / "data" / "redundancy_blocks.csv", index=False)
+    return select(root, pd.DataFrame(pairs), pd.DataFrame(rows), **removal)
+
+
+def select(
+    root: Path,
+    pairs: pd.DataFrame,
+    blocks: pd.DataFrame,
+    /,
+    steps: pd.DataFrame | None = None,
+    windows: pd.DataFrame | None = None,
+    **removal: Any,
+) -> dict[str, Any]:
+    """Run the stage on these tables."""
+    (root / "data").mkdir(exist_ok=True)
+    empty = pd.DataFrame(columns=STEPS), pd.DataFrame(columns=WINDOWS)
+    tables = blocks, pairs, empty[0] if steps is None else steps, empty[1] if windows is None else windows
+    for name, table in zip(INPUTS, tables, strict=True):
+        table.to_csv(root / "data" / name, index=False)
     params = stage_params("removal", {"removal": removal}, ["removal"])
     outputs = Files("removal", "outs", ("removal.json",), root)
     run(params, Files("removal", "deps", INPUTS, root), outputs)  # type: ignore[arg-type]
@@ -108,3 +124,83 @@ def test_a_model_of_one_block(tmp_path: Path) -> None:
     with pytest.raises(PalimpsestError, match=r"removal\.count = 3: the model has 1 blocks.*removal\.method: none"):
         choose(tmp_path, {}, depth=1, method="streamline")
     assert choose(tmp_path, {}, depth=1, method="none")["removed"] == []
+
+
+def measured(depth: int = 6, **columns: list[float]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Tables in which each column of the adjacent pairs, or `deletion` of the blocks, is given."""
+    pairs = pd.DataFrame([{"i": i, "j": j, "cosine": 0.0} for i, j in combinations(range(depth + 1), 2)])
+    adjacent = (pairs.j == pairs.i + 1) & (pairs.j < depth)
+    for name, values in columns.items():
+        if name != "deletion":
+            pairs.loc[adjacent, name] = values
+    blocks = pd.DataFrame({"block": range(depth), "influence": 0.5})
+    return pairs, blocks.assign(deletion=columns["deletion"]) if "deletion" in columns else blocks
+
+
+def test_interchange_ties_are_broken_by_deletion(tmp_path: Path) -> None:
+    """Blocks 2 and 3 share the least pair: alone, the one whose deletion costs less goes."""
+    tables = measured(interchange=[0.1, 0.5, 0.2, 0.4, 0.1], deletion=[9.0, 8.0, 7.0, 0.5, 6.0, 5.0])
+    result = select(tmp_path, *tables, method="interchange", count=1)
+    assert result["removed"] == [4] and result["scores"] == {"1": 0.1, "2": 0.2, "3": 0.2, "4": 0.1}
+    assert select(tmp_path, *tables, method="interchange", count=3)["removed"] == [1, 3, 4]
+    assert select(tmp_path, *tables, method="interchange", count=1, credit="left")["scores"] == {
+        "1": 0.5,
+        "2": 0.2,
+        "3": 0.4,
+        "4": 0.1,
+    }
+    assert select(tmp_path, *tables, method="interchange", count=2, spacing=2)["removed"] == [1, 4]
+
+
+def test_replacement_is_the_worse_direction_or_the_codes(tmp_path: Path) -> None:
+    tables = measured(replacement_ij=[1.0, 0.1, 0.2, 0.9, 1.0], replacement_ji=[1.0, 0.8, 0.3, 0.2, 1.0])
+    both = select(tmp_path, *tables, method="replacement", count=2)
+    assert both["removed"] == [2, 3] and both["scores"] == {"1": 0.8, "2": 0.3, "3": 0.3, "4": 0.9}
+    left = select(tmp_path, *tables, method="replacement", count=2, credit="left")
+    assert left["removed"] == [1, 2] and left["scores"] == {"1": 0.1, "2": 0.2, "3": 0.9, "4": 1.0}
+
+
+def test_deletion_and_random(tmp_path: Path) -> None:
+    tables = measured(deletion=[0.0, 3.0, 1.0, 2.0, 1.5, 0.0])
+    assert select(tmp_path, *tables, method="deletion", count=2)["removed"] == [2, 4]
+    draws = [tuple(select(tmp_path, *tables, method="random", count=2, seed=seed)["removed"]) for seed in range(12)]
+    assert len(set(draws)) > 3 and all(set(draw) <= {1, 2, 3, 4} and len(draw) == 2 for draw in draws)
+    assert draws[5] == tuple(select(tmp_path, *tables, method="random", count=2, seed=5)["removed"])
+
+
+def test_the_channel_axis_may_choose_another_window(tmp_path: Path) -> None:
+    pairs, blocks = measured()
+    pairs["cosine_channel"] = ((pairs.i == 3) & (pairs.j == 5)).astype(float)
+    pairs.loc[(pairs.i == 1) & (pairs.j == 3), "cosine"] = 0.9
+    assert select(tmp_path, pairs, blocks, method="streamline", count=2)["removed"] == [1, 2]
+    assert select(tmp_path, pairs, blocks, method="streamline", count=2, axis="channel")["removed"] == [3, 4]
+
+
+def test_iterative_and_recoverable(tmp_path: Path) -> None:
+    steps = pd.DataFrame([[1, 2, 0.1, 1], [1, 3, 0.2, 0], [2, 3, 0.5, 0], [2, 4, 0.3, 1]], columns=STEPS)
+    windows = pd.DataFrame([[1, 3, 0.4], [2, 4, 0.3], [3, 5, 0.3], [1, 2, 0.01]], columns=WINDOWS)
+    found = select(tmp_path, *measured(), steps=steps, windows=windows, method="iterative", count=2)
+    assert found == {"removed": [2, 4], "scores": {"2": 0.1, "4": 0.3}, "method": "iterative"}
+    assert select(tmp_path, *measured(), steps=steps, method="iterative", count=1)["removed"] == [2]
+    found = select(tmp_path, *measured(), windows=windows, method="recoverable", count=2)
+    assert found == {"removed": [2, 3], "scores": {"1": 0.4, "2": 0.3, "3": 0.3}, "method": "recoverable"}
+    found = select(tmp_path, *measured(), windows=windows, method="recoverable", count=2, protect=[2])
+    assert found["removed"] == [3, 4]
+    for removal, message in (
+        ({"method": "iterative", "count": 3}, r"removal\.count = 3: 2 steps were measured; set search\.steps: 3"),
+        ({"method": "iterative", "count": 2, "protect": [4]}, r"removal\.protect has block 4.*search\.protect"),
+        ({"method": "recoverable", "count": 3}, r"removal\.count = 3: no window of 3 blocks.*add 3 to search\.windows"),
+    ):
+        with pytest.raises(PalimpsestError, match=message):
+            select(tmp_path, *measured(), steps=steps, windows=windows, **removal)
+
+
+@pytest.mark.parametrize("method", ["replacement", "interchange", "deletion"])
+def test_what_was_not_measured_names_the_key(method: str, tmp_path: Path) -> None:
+    with pytest.raises(PalimpsestError, match=r"removal\.method needs '\w+', .*redundancy\.swaps: true"):
+        choose(tmp_path, {}, method=method, count=1)
+
+
+def test_spacing_that_leaves_too_few(tmp_path: Path) -> None:
+    with pytest.raises(PalimpsestError, match=r"removal\.count = 3: only 2 of 4.*removal\.spacing = 1"):
+        choose(tmp_path, {}, method="shortgpt", count=3, spacing=1)

@@ -1,0 +1,43 @@
+"""Do the two protocols agree? The regime of a model, after the decision rule of arXiv 2605.16234."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+CAVEAT = (
+    "A regime says how the two protocols relate; it does not predict which criterion removes blocks at the least cost: "
+    "compare them by what their removals really cost."
+)
+
+
+def verdict(
+    replacement: Float[ndarray, " pair"], interchange: Float[ndarray, " pair"], tied: float, divergent: float
+) -> dict[str, Any]:
+    """Medians over pairs of adjacent inner blocks, and the regime.
+
+    `tied`: replacement is small, most blocks can stand in for their neighbours. `divergent`: it is not, yet neighbours
+    commute (interchange is small beside it). `uninformative`: neither. The paper gives 0.10 nats for "small" and no
+    threshold of the ratio.
+    """
+    there = np.isfinite(replacement) & np.isfinite(interchange)
+    if not there.any():
+        return {"regime": "unknown", "pairs": 0, "caveat": CAVEAT}
+    r, q = replacement[there], interchange[there]
+    ratio = float(np.median(np.divide(q, r, out=np.zeros_like(q), where=r > 0)))
+    median = float(np.median(r))
+    return {
+        "regime": "tied" if median < tied else "divergent" if ratio < divergent else "uninformative",
+        "pairs": int(there.sum()),
+        "replacement": median,
+        "interchange": float(np.median(q)),
+        "ratio": ratio,
+        "gap": float(np.mean(r - q)),
+        "interchange_above_replacement": int((q > r).sum()),
+        "tied": tied,
+        "divergent": divergent,
+        "caveat": CAVEAT,
+    }
