@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from stages.decoder.divergence import output_divergence
+from stages.decoder.skeleton import Decoder
+
 
 def kl_divergence(
-    dense: Float[Tensor, "token vocabulary"], pruned: Float[Tensor, "token vocabulary"], targets: Int[Tensor, " token"]
-) -> Float[Tensor, " token"]:
-    """KL(dense ‖ pruned) of each token's prediction, nats. `targets` is not used."""
-    log_dense, log_pruned = dense.float().log_softmax(-1), pruned.float().log_softmax(-1)
-    return (log_dense.exp() * (log_dense - log_pruned)).sum(-1)
+    decoder: Decoder,
+    dense: Float[Tensor, "prompt token channel"],
+    others: Sequence[Tensor],
+    ids: Int[Tensor, "prompt token"],
+) -> Float[Tensor, "other prompt"]:
+    """KL(dense || other) of the next-token distributions, nats, the mean over all positions of each prompt. `ids` is not used."""
+    return output_divergence(decoder, dense, others)

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.errors import PalimpsestError
+from stages.sensitivity import run as stage
 from tests.models import FAMILIES, _config
 from tests.plain import blocks_of, matrix_inputs, matrix_of, plain_logits, plain_losses, read_masks
 from tests.project import Project
@@ -37,8 +38,8 @@ def pruned_alone(project: Project, block: int, scores: str) -> Any:
 
 
 def plain_divergence(dense: torch.Tensor, pruned: torch.Tensor) -> np.ndarray:
-    """Mean over tokens but the last of KL(dense ‖ pruned), per window, float64."""
-    p, q = dense.double().log_softmax(-1)[:, :-1], pruned.double().log_softmax(-1)[:, :-1]
+    """Mean over tokens of KL(dense ‖ pruned), per window, float64."""
+    p, q = dense.double().log_softmax(-1), pruned.double().log_softmax(-1)
     return (p.exp() * (p - q)).sum(-1).mean(-1).numpy()
 
 
@@ -72,6 +73,16 @@ def test_it_is_what_the_pruned_model_run_in_full_gives(family: str, scores: str,
             assert row.rise == pytest.approx(expected.mean(), abs=1e-5), (block, method)
             assert row.error == pytest.approx(expected.std(ddof=1) / 3**0.5, abs=1e-5)
         assert each["kl"].mean() > 1e-3, "pruning does something"
+
+
+@pytest.mark.parametrize("method", ["loss", "kl"])
+def test_chunks_of_prompts_and_variants_change_nothing(method: str, copied: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = copied("llama")
+    whole = pd.read_csv(project.run("sensitivity", sensitivity={**KNOBS, "method": method}))
+    for streams in (1, 2, 7):
+        monkeypatch.setattr(stage, "STREAM_BYTES", streams * 11 * 32 * 4)
+        again = pd.read_csv(project.run("sensitivity"))
+        pd.testing.assert_frame_equal(again, whole, rtol=0, atol=1e-6)
 
 
 def test_windows_and_length_go_no_further_than_the_tape(copied: Finished, capsys: pytest.CaptureFixture[str]) -> None:
