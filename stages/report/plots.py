@@ -20,7 +20,7 @@ def plot_tables(results: Results) -> dict[str, pd.DataFrame]:
     ]
     return {
         "perplexity.csv": pd.DataFrame(variants),
-        "sparsity.csv": pd.DataFrame({"block": blocks, "sparsity": shares}),
+        "sparsity.csv": pd.DataFrame({"block": blocks, "sparsity": shares, "score": per_block_score(results.allocation)}),
         "influence.csv": pd.DataFrame({"block": influence.whole("block"), "influence": influence.numbers("influence")}),
         "ghost.csv": _ghost(results.ghost.ordered("start")),
         "peeling.csv": _peeling(results.peeling),
@@ -34,6 +34,13 @@ def per_block_sparsity(allocation: Columns) -> tuple[list[int], Floats]:
     blocks, of = np.unique(allocation.whole("block"), return_inverse=True)
     zeros = np.bincount(of, weights=weights * allocation.numbers("sparsity"))
     return blocks.tolist(), zeros / np.bincount(of, weights=weights)
+
+
+def per_block_score(allocation: Columns) -> Floats:
+    """The score of each block, averaged over its matrices where it is given per matrix; NaN where there is none."""
+    scores, of = allocation.numbers("score"), np.array(allocation.whole("block"))
+    found = [scores[(of == block) & np.isfinite(scores)] for block in np.unique(of)]
+    return np.array([one.mean() if len(one) else np.nan for one in found])
 
 
 def _ghost(ghost: Columns) -> pd.DataFrame:

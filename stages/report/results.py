@@ -23,6 +23,8 @@ class Results:
 
     variants: Mapping[str, Variant]
     statistics: Columns  # block, place, …
+    importance: Columns  # block, matrix, …
+    sensitivity: Columns  # block, rise, error; rise empty where it was not measured
     allocation: Columns  # block, matrix, parameters, score, sparsity
     influence: Columns  # block, influence, …
     pairs: Columns  # i, j, cosine, …
@@ -48,6 +50,8 @@ def read_results(files: Mapping[str, Path]) -> Results:
     results = Results(
         variants={name: read_variant(files[f"evaluation/{name}.json"]) for name in VARIANTS},
         statistics=_table(files["statistics.csv"], ("block", "place"), ("block",)),
+        importance=_table(files["importance.csv"], ("block", "matrix"), ("block",)),
+        sensitivity=_table(files["sensitivity.csv"], ("block", "rise"), ("block",)),
         allocation=_table(files["allocation.csv"], ("block", "sparsity"), ("block", "sparsity")),
         influence=_table(files["redundancy_blocks.csv"], ("block", "influence"), ("block", "influence")),
         pairs=_table(files["redundancy_pairs.csv"], ("i", "j", "cosine"), ("i", "j")),

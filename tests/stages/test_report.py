@@ -99,6 +99,14 @@ def fake_tables(data: Path, influence: np.ndarray, draw: np.random.Generator) ->
     sparsity = np.clip(0.5 - 0.05 * score / (score.std() or 1), 0.45, 0.55)
     table = pd.DataFrame({"block": range(blocks), "matrix": "", "parameters": 20_000, "score": score, "sparsity": sparsity})
     write_table(data / "allocation.csv", table)
+    depth, chance = np.linspace(0, 1, blocks), np.random.default_rng(1)
+    weighed = {
+        "parameters": 20_000, "score_outliers_5": 0.02 / (1 + depth), "score_mean": 0.4 + depth,
+        "alpha_peak": 3 + chance.random(blocks), "weighted_gradient": 1e-6 * chance.random(blocks),
+    }  # fmt: skip
+    write_table(data / "importance.csv", pd.DataFrame({"block": range(blocks), "matrix": "", **weighed}))
+    rise = 0.01 + 0.05 * chance.random(blocks)
+    write_table(data / "sensitivity.csv", pd.DataFrame({"block": range(blocks), "rise": rise, "error": rise / 7}))
     table = pd.DataFrame({"block": range(blocks), "influence": influence, "influence_error": influence * 0.06})
     write_table(data / "redundancy_blocks.csv", table)
     angle = np.concatenate([[0], np.cumsum(np.arccos(1 - influence) * 0.45)])
@@ -336,6 +344,41 @@ def test_any_depth(tmp_path: Path, blocks: int, removed: tuple[int, ...]) -> Non
     assert _Page(text).open == [] and not re.search(r"\bnan\b", text)
     assert f"({blocks} block{'' if blocks == 1 else 's'}, " in text
     assert len(text) < 600_000
+
+
+@pytest.mark.parametrize(
+    ("method", "title"),
+    [
+        ("owl", "Outliers: % of scores above 5 times their mean"),
+        ("dlp", "Mean of the scores |W|·‖x‖"),
+        ("alphapruning", "Tail exponent α of the weights&#x27; spectra (peak)"),
+        ("gradient", "Mean |W · ∂L/∂W|"),
+        ("measured", "Rise in loss with one block pruned alone, nats"),
+        ("random", "Random numbers"),
+    ],
+)
+def test_the_score_is_called_what_it_is(tmp_path: Path, method: str, title: str) -> None:
+    fake_results(tmp_path / "data")
+    text = report(tmp_path, {"allocation": {"method": method}})
+    picture = (tmp_path / "data/pictures/sparsity.svg").read_text()
+    assert title in text and title in picture
+    assert ("one standard error" in text.split("Where the zeros go")[1].split("</p>")[0]) == (method == "measured")
+    plot = pd.read_csv(tmp_path / "data/plots/sparsity.csv")
+    allocation = pd.read_csv(tmp_path / "data/allocation.csv")
+    assert plot.score.tolist() == pytest.approx(allocation.score.tolist())
+
+
+def test_the_rules_are_ranked_side_by_side(tmp_path: Path) -> None:
+    """Outliers fall with depth: OWL spares block 0 most. Scores rise with depth: DLP, which prunes large ones, spares it too."""
+    fake_results(tmp_path / "data", blocks=10, removed=(7,))
+    picture = (report(tmp_path, {"allocation": {"method": "owl"}}), (tmp_path / "data/pictures/sparsity.svg").read_text())[1]
+    for name in ("OWL", "DLP"):
+        assert f"{name}, block 0: 1.00" in picture and f"{name}, block 9: 0.00" in picture
+    assert "PALS, block 9: 1.00" in picture and "▸ OWL" in picture and "▸ DLP" not in picture
+    edit_table(tmp_path / "data/sensitivity.csv", lambda table: table.assign(rise=None, error=None))
+    edit_table(tmp_path / "data/importance.csv", lambda table: table[["block", "matrix"]])
+    edit_table(tmp_path / "data/statistics.csv", lambda table: table[["block", "place"]])
+    assert "How each rule ranks" not in report(tmp_path)
 
 
 def test_columns_beyond_the_needed_ones_may_be_missing(root: Path) -> None:

@@ -10,9 +10,10 @@ from stages.report.axes import fitting, linear
 from stages.report.chart import Key
 from stages.report.columns import Columns, Floats
 from stages.report.notation import method, number, percent
-from stages.report.plots import per_block_sparsity
+from stages.report.plots import per_block_score, per_block_sparsity
 from stages.report.results import Results
 from stages.report.sections import Part, block_panel, calibration
+from stages.report.sections.scores import rankings, ranks, rise_errors, score_name
 
 SIDES = (("input", "block input", "blue", "ring"), ("output", "block output", "rust", "square"))
 
@@ -21,10 +22,11 @@ def sparsity(results: Results, params: dict[str, Any]) -> Part:
     """Sparsity, score and activation percentile of each block."""
     percentile = choose_percentile(results.statistics, params["allocation"])
     blocks, shares = per_block_sparsity(results.allocation)
-    scores = _scores(results.allocation, blocks)
+    scores = per_block_score(results.allocation)
     asked, scored = bool((shares > 0).any()), len(set(scores[np.isfinite(scores)])) > 1
     panels = [_sparsity(results, blocks, shares, params["allocation"]["sparsity"])] if asked else []
-    panels += [_score(results, blocks, scores)] if asked and scored else []
+    panels += [_score(results, blocks, scores, params)] if asked and scored else []
+    panels += [picture] if (picture := rankings(results, params)) else []
     panels += [_activations(results, percentile)] if percentile else []
     readings = [_spread(results, blocks, shares, params["allocation"]["sparsity"])]
     readings += _link(blocks, shares, scores) if asked and scored else []
@@ -36,7 +38,10 @@ def sparsity(results: Results, params: dict[str, Any]) -> Part:
     readings += _extremes(results.statistics, percentile)
     what = f"Sparsity is what the allocation ({method(params['allocation']['method'])}) asks of each block"
     sparse = f"{what}{', the score what it went by' if scored else ''}. " if asked else ""
-    caption = f"{sparse}Activations: absolute values at each block's input and output over {calibration(params)}, dense model."
+    bars = " Bars reach one standard error over windows." if scored and params["allocation"]["method"] == "measured" else ""
+    caption = (
+        f"{sparse}Activations: absolute values at each block's input and output over {calibration(params)}, dense model.{bars}"
+    )
     heading = "Where the zeros go, and why" if asked else "How large the activations are"
     return Part("sparsity", heading, caption, tuple(panels), tuple(readings))
 
@@ -47,13 +52,6 @@ def choose_percentile(statistics: Columns, allocation: dict[str, Any]) -> str:
     used = [f"p{allocation['pals']['percentile']!r}".removesuffix(".0")] if allocation["method"] == "pals" else []
     choices = [*used, "p99", *sorted(there, key=lambda name: -float(name[1:]))]
     return next((name for name in choices if name in there), "")
-
-
-def _scores(allocation: Columns, blocks: list[int]) -> Floats:
-    """The score of each block, averaged over its matrices; NaN where it has none."""
-    of, scores = np.array(allocation.whole("block")), allocation.numbers("score")
-    found = [scores[(of == block) & np.isfinite(scores)] for block in blocks]
-    return np.array([one.mean() if len(one) else np.nan for one in found])
 
 
 def _sparsity(results: Results, blocks: list[int], shares: Floats, target: float) -> str:
@@ -69,8 +67,12 @@ def _sparsity(results: Results, blocks: list[int], shares: Floats, target: float
     return panel.svg(f"sparsity from {percent(shares.min())} to {percent(shares.max())}")
 
 
-def _score(results: Results, blocks: list[int], scores: Floats) -> str:
-    panel = block_panel(results, "Score the allocation went by", fitting(scores))
+def _score(results: Results, blocks: list[int], scores: Floats, params: dict[str, Any]) -> str:
+    measured = params["allocation"]["method"] == "measured"
+    spread = np.nan_to_num(rise_errors(results, blocks)) if measured else np.zeros(len(blocks))
+    panel = block_panel(results, score_name(params), fitting(np.concatenate([scores - spread, scores + spread])))
+    if spread.any():
+        panel.whiskers(blocks, (scores - spread).tolist(), (scores + spread).tolist(), "green")
     panel.line(blocks, scores.tolist(), "green")
     tips = [f"block {block}: {number(score)}" for block, score in zip(blocks, scores, strict=True)]
     panel.points(blocks, scores.tolist(), "green", "dot", tips)
@@ -117,16 +119,10 @@ def _link(blocks: list[int], shares: Floats, scores: Floats) -> list[str]:
     known = np.isfinite(scores)
     if known.sum() < 3 or len(set(shares[known])) < 2:
         return []
-    rank = float(np.corrcoef(_ranks(shares[known]), _ranks(scores[known]))[0, 1])
+    rank = float(np.corrcoef(ranks(shares[known]), ranks(scores[known]))[0, 1])
     top = int(np.nanargmax(scores))
     text = f"Sparsity and score have a rank correlation of {number(rank, 3)} over {int(known.sum())} blocks"
     return [f"{text}; block {blocks[top]}, with the highest score, gives up {percent(shares[top], 2)}."]
-
-
-def _ranks(values: Floats) -> Floats:
-    """Ranks from 0, equal values sharing their mean rank."""
-    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
-    return (np.cumsum(count) - (count + 1) / 2)[place]
 
 
 def _extremes(statistics: Columns, percentile: str) -> list[str]:
