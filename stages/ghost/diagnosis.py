@@ -17,7 +17,7 @@ from stages.decoder.skeleton import Decoder
 from stages.decoder.stream import Stream, advance
 from stages.decoder.tape import Tape
 from stages.ghost.rows import Batch
-from stages.ghost.student import fold_block, masked_block, operators_at, repair
+from stages.ghost.student import first_masked, fold_block, masked_block, operators_at, repair
 
 
 def errors_apart(
@@ -55,7 +55,7 @@ def growth(
     batch_tokens: int,
     folder: Path,
 ) -> list[dict[str, Any]]:
-    """How far the stream is from the dense one, at each boundary from the first operator on, over the held-out windows.
+    """How far the stream is from the dense one, at each boundary from the first changed block on, over the held-out windows.
 
     Errors are relative to the dense stream there: with the operators (`restored`) and with the blocks gone and nothing in
     their place (`removed`), over all tokens and over those that are no sinks (`_rest`).
@@ -68,6 +68,7 @@ def growth(
     """
     folds = {start - 1: one for (start, _), one in operators.items() if one.fold is not None}
     first = min([*removed, *folds])
+    first = first if masks is None else first_masked(masks, decoder, first)
     windows = ids[first_window:]
     shape = (len(windows), tape.length, tape.width)
     rows: list[dict[str, Any]] = []

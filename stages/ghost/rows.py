@@ -44,6 +44,7 @@ def mlp_rows(decoder: Decoder, block: int, matrix: Matrix, read: Read, tape: Tap
 
 def call_seeing(decoder: Decoder, block: int, matrix: Matrix, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """The block's output and what `matrix` put out on the way, both [window, token, channel]."""
+    decoder.calls(*hidden.shape[:2])  # the first time it runs the block by itself, which is not to be seen
     seen: list[Tensor] = []
     handle = _module(decoder, block, matrix).register_forward_hook(lambda _, args, output: seen.append(output))
     try:

@@ -82,11 +82,11 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         disk_key="removal.count",
     )
     operators, rows = {}, []
-    with Student(decoder, tape, ids, masks, compute.batch_tokens) as student:
+    with Student(decoder, tape, ids, masks, compute.batch_tokens, wanted.fit == "sequential") as student:
         if pieces:
             student.begin(pieces[0][0] - (wanted.method == "replaceme"), folder)
         for start, stop in progress(pieces, "run of removed blocks"):
-            operator, row = _fit(student, wanted, start, stop, split)
+            operator, row = fit_run(student, wanted, start, stop, split)
             student.repair(start, stop, operator)
             operators[start, stop] = operator
             rows.append(row)
@@ -124,7 +124,7 @@ def _check(wanted: Ghost, pieces: list[tuple[int, int]], width: int) -> None:
         )
 
 
-def _fit(student: Student, wanted: Ghost, start: int, stop: int, split: int) -> tuple[Operator, dict[str, Any]]:
+def fit_run(student: Student, wanted: Ghost, start: int, stop: int, split: int) -> tuple[Operator, dict[str, Any]]:
     """The operator in place of blocks [start, stop), and its row of ghost.csv."""
     tape, ids, what = student.tape, student.ids, f"ghost of blocks {start} to {stop - 1}"
     apart = _apart(student, wanted, start, stop)

@@ -24,23 +24,25 @@ from stages.ghost.rows import Read, Rows, is_added, mlp_rows, stream_rows
 
 
 class Student:
-    """Where the fits read their inputs: the dense tape, or with `masks` the stream of the masked and repaired model.
+    """Where the fits read their inputs: the dense tape, or one after the other the stream of the masked and repaired model.
 
     Used as a context, since that stream lies in a scratch file. Runs have to be asked for in the order of the model.
     """
 
     def __init__(
-        self, decoder: Decoder, tape: Tape, ids: Int[Tensor, "window token"], masks: TensorFile | None, batch_tokens: int
+        self, decoder: Decoder, tape: Tape, ids: Tensor, masks: TensorFile | None, batch_tokens: int, sequential: bool = False
     ):
         """
         Args:
             decoder: the dense model.
             tape: its stream on the calibration windows.
             ids: their token ids [window, token].
-            masks: those of the student; None to fit on the dense stream.
+            masks: those of the student; None for dense weights.
             batch_tokens: tokens in memory at a time.
+            sequential: read the student's stream.
         """
         self.decoder, self.tape, self.ids, self.masks, self.batch_tokens = decoder, tape, ids, masks, batch_tokens
+        self.sequential = sequential
         self._stream: Stream | None = None
         self._at = 0  # boundary of the stream
         self._stack = ExitStack()
@@ -56,11 +58,11 @@ class Student:
 
         The scratch file lies in `folder`. Nothing is done where the fits read the tape.
         """
-        if self.masks is None:
+        if not self.sequential:
             return
         shape = (self.tape.windows, self.tape.length, self.tape.width)
         self._stream = self._stack.enter_context(Stream(folder, shape, self.decoder.dtype))
-        self._at = first_masked(self.masks, self.decoder, first)
+        self._at = first if self.masks is None else first_masked(self.masks, self.decoder, first)
         for start, stop in self.tape.batches(self.batch_tokens):
             self._stream.write(start, self.tape.read(self._at, start, stop))
 
