@@ -7,14 +7,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
 from pipeline.errors import PalimpsestError
 from pipeline.tensors import TensorFile
-from stages.decoder.masks import apply_masks, mask_name
+from stages.decoder.masks import apply_masks, kept_name, weight_name
 from stages.decoder.matrices import Matrix, prunable_matrices
 from stages.decoder.operators import Operator, fold_into
 from stages.decoder.skeleton import Decoder
@@ -148,10 +147,10 @@ def operators_at(operators: Mapping[tuple[int, int], Operator], block: int) -> l
 
 
 def first_masked(masks: TensorFile, decoder: Decoder, last: int) -> int:
-    """The first block below `last` in which a mask is not all ones; `last` if there is none."""
+    """The first block below `last` whose weights the masks change; `last` if there is none."""
     for index in range(last):
         for matrix in prunable_matrices(decoder.blocks[index]):
-            rows, columns = matrix.view(decoder.blocks[index]).shape
-            if int(np.unpackbits(masks.read(mask_name(index, matrix.name)).numpy()).sum()) != rows * columns:
+            whole = int(masks.read(kept_name(index, matrix.name))) == matrix.view(decoder.blocks[index]).numel()
+            if not whole or weight_name(index, matrix.name) in masks:
                 return index
     return last

@@ -199,8 +199,7 @@ def planted(root: Path, family: str) -> Project:
         for window in range(len(ids) - 1):
             ids[window, 3 + window] = INNER
     write_tensors(project.data / "tokens.safetensors", tokens, {"evaluation": {"corpus": "random"}})
-    for stage in ("capture", "statistics", "redundancy", "allocation", "masking"):
-        project.run(stage)
+    project.run_until("masking")
     return project
 
 
