@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pipeline.artifacts import write_json
+import pandas as pd
+
+from pipeline.artifacts import write_json, write_table
 from pipeline.console import say
 from pipeline.errors import PalimpsestError
 from pipeline.files import Files
@@ -17,6 +19,7 @@ from stages.removal.scores import Scores, read_scores
 from stages.removal.shortgpt import shortgpt
 from stages.removal.streamline import streamline
 
+COUNTS = (1, 3, 5)  # how many blocks every criterion is asked for, beside removal.count, to be compared
 Choice = tuple[list[int], dict[int, float]]
 
 
@@ -74,7 +77,9 @@ METHODS: dict[str, Callable[[Scores, Removal, set[int]], Choice]] = {
 
 
 def run(params: Params, inputs: Files, outputs: Files) -> None:
-    """Write `removal.json`: the removed blocks as indices of the dense model, the scores, the method."""
+    """Write `removal.json`: the removed blocks as indices of the dense model, the scores, the method; and
+    `removal_choices.csv`: what every criterion would remove that the saved scores allow.
+    """
     wanted = params.removal
     saved = read_scores(
         *(inputs[f"{name}.csv"] for name in ("redundancy_blocks", "redundancy_pairs", "search_steps", "search_windows"))
@@ -94,7 +99,24 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         outputs["removal.json"],
         {"removed": removed, "scores": {str(block): score for block, score in scores.items()}, "method": wanted.method},
     )
+    write_table(outputs["removal_choices.csv"], _choices(saved, wanted, protected))
     say(f"{wanted.method}: removes {removed or 'nothing'} of {blocks} blocks")
+
+
+def _choices(saved: Scores, wanted: Removal, protected: set[int]) -> pd.DataFrame:
+    """criterion, count, block, score: a row per block that goes at each count; the score of the block, or of the window by
+    its first block. A criterion whose scores were not measured, or that has no way to remove so many, has no rows."""
+    rows = []
+    for name in METHODS:
+        for count in sorted({*COUNTS, wanted.count}):
+            if count > saved.blocks - max(1, len(protected)):
+                continue
+            try:
+                chosen, scores = METHODS[name](saved, wanted.model_copy(update={"method": name, "count": count}), protected)
+            except PalimpsestError:
+                continue
+            rows += [[name, count, block, scores.get(block)] for block in chosen]
+    return pd.DataFrame(rows, columns=["criterion", "count", "block", "score"])
 
 
 def _index(block: int, blocks: int, key: str) -> int:

@@ -22,6 +22,7 @@ from stages.report.sections.ghost import ghost
 from stages.report.sections.peeling import peeling
 from stages.report.sections.perplexity import perplexity
 from stages.report.sections.redundancy import redundancy
+from stages.report.sections.removal import removal
 from stages.report.sections.sparsity import sparsity
 from stages.report.settings import settings
 
@@ -106,6 +107,7 @@ def parts(results: Results, comparison: Comparison, params: dict[str, Any]) -> l
         perplexity(comparison.groups[0], comparison.differences, recovery, left_out),
         sparsity(results, params),
         redundancy(results, params),
+        removal(results, params),
         ghost(results, params),
         peeling(results, params),
     ]

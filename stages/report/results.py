@@ -28,6 +28,8 @@ class Results:
     allocation: Columns  # block, matrix, parameters, score, sparsity
     influence: Columns  # block, influence, …
     pairs: Columns  # i, j, cosine, …
+    regime: Mapping[str, Any]  # the verdict of redundancy.json
+    choices: Columns  # criterion, count, block, score
     ghost: Columns  # start, stop, operator, …; no rows where nothing was fitted
     peeling: Columns  # block, target, train_error, heldout_error, own_error; no rows where no target lies in the model
     removed: tuple[int, ...]
@@ -55,6 +57,8 @@ def read_results(files: Mapping[str, Path]) -> Results:
         allocation=_table(files["allocation.csv"], ("block", "sparsity"), ("block", "sparsity")),
         influence=_table(files["redundancy_blocks.csv"], ("block", "influence"), ("block", "influence")),
         pairs=_table(files["redundancy_pairs.csv"], ("i", "j", "cosine"), ("i", "j")),
+        regime=_object(files["redundancy.json"], ("regime", "caveat")),
+        choices=_table(files["removal_choices.csv"], ("criterion", "count", "block"), ("count", "block"), empty=True),
         ghost=_table(files["ghost.csv"], ("start", "stop", "train_error", "heldout_error"), ("start", "stop"), empty=True),
         peeling=_table(files["peeling.csv"], ("block", "target", "heldout_error"), ("block", "target"), empty=True),
         removed=tuple(sorted(removal["removed"])),

@@ -42,7 +42,7 @@ def select(
     for name, table in zip(INPUTS, tables, strict=True):
         table.to_csv(root / "data" / name, index=False)
     params = stage_params("removal", {"removal": removal}, ["removal"])
-    outputs = Files("removal", "outs", ("removal.json",), root)
+    outputs = Files("removal", "outs", ("removal.json", "removal_choices.csv"), root)
     run(params, Files("removal", "deps", INPUTS, root), outputs)  # type: ignore[arg-type]
     return json.loads(outputs["removal.json"].read_text())
 
@@ -204,3 +204,13 @@ def test_what_was_not_measured_names_the_key(method: str, tmp_path: Path) -> Non
 def test_spacing_that_leaves_too_few(tmp_path: Path) -> None:
     with pytest.raises(PalimpsestError, match=r"removal\.count = 3: only 2 of 4.*removal\.spacing = 1"):
         choose(tmp_path, {}, method="shortgpt", count=3, spacing=1)
+
+
+def test_what_every_criterion_would_remove(tmp_path: Path) -> None:
+    """By whatever method is chosen: those whose scores are there, at 1, 3 and 5 and at the count asked for."""
+    select(tmp_path, *measured(interchange=[0.1, 0.5, 0.2, 0.4, 0.1]), method="none", count=2)
+    table = pd.read_csv(tmp_path / "data" / "removal_choices.csv")
+    assert set(table.criterion) == {"random", "streamline", "shortgpt", "interchange"}
+    assert set(table["count"]) == {1, 2, 3}, "5 of the 4 that may go are too many"
+    rows = table.loc[(table.criterion == "interchange") & (table["count"] == 2)]
+    assert list(rows.block) == [1, 4] and list(rows.score) == [0.1, 0.1]

@@ -108,10 +108,30 @@ def fake_tables(data: Path, influence: np.ndarray, draw: np.random.Generator) ->
     rise = 0.01 + 0.05 * chance.random(blocks)
     write_table(data / "sensitivity.csv", pd.DataFrame({"block": range(blocks), "rise": rise, "error": rise / 7}))
     table = pd.DataFrame({"block": range(blocks), "influence": influence, "influence_error": influence * 0.06})
+    table["deletion"] = influence * draw.uniform(0.5, 2, blocks)
+    table["sink"] = ["makes" if block == 11 else "" for block in range(blocks)]
     write_table(data / "redundancy_blocks.csv", table)
     angle = np.concatenate([[0], np.cumsum(np.arccos(1 - influence) * 0.45)])
     pairs = [[i, j, float(np.cos(min(angle[j] - angle[i], 1.5)))] for i in range(blocks + 1) for j in range(i + 1, blocks + 1)]
-    write_table(data / "redundancy_pairs.csv", pd.DataFrame(pairs, columns=["i", "j", "cosine"]))
+    table = pd.DataFrame(pairs, columns=["i", "j", "cosine"])
+    near = (table.j - table.i == 1) & (table.j < blocks)
+    table.loc[near, "replacement"] = draw.uniform(0.2, 0.4, int(near.sum()))
+    table.loc[near, "interchange"] = table.replacement / 3
+    write_table(data / "redundancy_pairs.csv", table)
+    verdict = {
+        "regime": "divergent",
+        "pairs": 27,
+        "replacement": 0.3,
+        "interchange": 0.1,
+        "ratio": 1 / 3,
+        "caveat": "It predicts nothing.",
+    }
+    write_json(
+        data / "redundancy.json",
+        {**verdict, "half_against_all": {"interchange": 0.8}, "sink_made_by": [11] if blocks > 11 else []},
+    )
+    rows = [[name, n, block, 0.1] for name in ("shortgpt", "deletion") for n in (1, 3) for block in range(min(n, blocks))]
+    write_table(data / "removal_choices.csv", pd.DataFrame(rows, columns=["criterion", "count", "block", "score"]))
     rows = []
     for reach in (1, 2, 4):
         for block in range(blocks - reach + 1):
@@ -575,3 +595,18 @@ def test_shades_run_from_dark_to_light() -> None:
         for share in np.linspace(0, 1, 20)
     ]
     assert light == sorted(light) and light[-1] - light[0] > 150
+
+
+def test_choices_regime_and_the_sinks_maker(root: Path) -> None:
+    page = report(root)
+    assert "Regime: divergent. Over 27 pairs" in page and "It predicts nothing." in page
+    assert "interchange 0.80: more prompts (redundancy.prompts) would still move them." in page
+    assert re.search(r"Block 11 makes the sink token: rank \d+ of 30 \([\d.]+\) by influence", page)
+    picture = (root / "data/pictures/removal.svg").read_text()
+    assert picture.count("<title>ShortGPT: block") == 3 and picture.count("from 1 removals on") == 2
+
+
+def test_without_swaps_the_page_says_so(root: Path) -> None:
+    edit_table(root / "data/redundancy_blocks.csv", lambda table: table.drop(columns=["deletion"]))
+    page = report(root)
+    assert "redundancy.swaps: false" in page and "Regime:" not in page
