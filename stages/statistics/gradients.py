@@ -33,6 +33,7 @@ def gradient_means(decoder: Decoder, tape: Tape, ids: Tensor, batch_tokens: int,
         scratch: folder of the scratch file.
     """
     means: Means = {}
+    scored = len(ids) * (ids.shape[1] - 1)
     ranges = list(tape.batches(batch_tokens, 0, len(ids)))
     for start, stop in ranges:  # asked now, since asking loads weights, which sets what needs a gradient
         decoder.calls(stop - start, tape.length)
@@ -42,14 +43,13 @@ def gradient_means(decoder: Decoder, tape: Tape, ids: Tensor, batch_tokens: int,
             with decoder.block(index) as block:
                 matrices = prunable_matrices(block)
                 found = _through_block(decoder, tape, index, matrices, stream, ranges)
-                means |= {(index, name): one for name, one in _means(block, matrices, found).items()}
+                means |= {(index, name): one for name, one in _means(block, matrices, found, scored).items()}
     return means
 
 
 def _from_the_head(decoder: Decoder, tape: Tape, ids: Tensor, stream: Stream) -> None:
-    """Write the gradient of L in the stream at the last boundary."""
+    """Write the gradient at the last boundary of the summed loss: that of its mean might be too small for half precision."""
     step = max(1, LOGIT_BYTES // (decoder.checkpoint.config.get_text_config().vocab_size * 4))
-    scored = len(ids) * (ids.shape[1] - 1)
     with decoder.trunk(head=True):
         for window in range(len(ids)):
             hidden = tape.read(tape.boundaries - 1, window, window + 1).to(decoder.device)
@@ -60,7 +60,7 @@ def _from_the_head(decoder: Decoder, tape: Tape, ids: Tensor, stream: Stream) ->
                 logits = decoder.logits(some)[0].float()
                 loss = nn.functional.cross_entropy(logits, targets[start : start + step], reduction="sum")
                 gradient[:, start : start + some.shape[1]] = torch.autograd.grad(loss, some)[0].cpu()
-            stream.write(window, gradient / scored)
+            stream.write(window, gradient)
 
 
 def _through_block(
@@ -85,13 +85,15 @@ def _through_block(
 
 
 @torch.no_grad()
-def _means(block: nn.Module, matrices: Sequence[Matrix], found: dict[nn.Parameter, Tensor]) -> dict[str, dict[str, float]]:
+def _means(
+    block: nn.Module, matrices: Sequence[Matrix], found: dict[nn.Parameter, Tensor], scored: int
+) -> dict[str, dict[str, float]]:
     sums = torch.zeros(2, dtype=torch.float64)
     means, size = {}, 0
     for matrix in matrices:
         gradient = matrix.take(found[matrix.stored(block)])
-        products = (gradient * matrix.view(block).float(), gradient)
-        own = torch.stack([one.abs().sum(dtype=torch.float64).cpu() for one in reversed(products)])
+        both = (gradient, gradient * matrix.view(block).float())
+        own = torch.stack([one.abs().sum(dtype=torch.float64).cpu() / scored for one in both])
         means[matrix.name] = _named(own / gradient.numel())
         sums += own
         size += gradient.numel()

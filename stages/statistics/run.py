@@ -20,7 +20,7 @@ from stages.decoder.skeleton import Decoder
 from stages.decoder.stream import read_windows
 from stages.decoder.tape import Tape
 from stages.statistics import Params, Statistics
-from stages.statistics.gradients import Means, gradient_means
+from stages.statistics.gradients import LOGIT_BYTES, Means, gradient_means
 from stages.statistics.importance import ALPHAS, Row, alpha_rows, check_weights, score_columns, score_rows
 from stages.statistics.place import Place
 
@@ -41,8 +41,14 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     ids = _gradient_windows(TensorFile(inputs["tokens.safetensors"]), decoder, tape, wanted.gradient_windows)
     folder = outputs["statistics.csv"].parent
     batch_bytes = min(compute.batch_tokens, tape.windows * tape.length) * tape.width * 4
-    looks = 2 * decoder.block_bytes() + min(KEEP_BYTES, 16 * tape.windows * tape.length * tape.width * 4) + 16 * batch_bytes
-    backward = 4 * decoder.block_bytes() + 64 * batch_bytes if len(ids) else 0
+    largest = max(matrix.view(block).numel() for block in decoder.blocks for matrix in prunable_matrices(block))
+    looks = (
+        decoder.block_bytes()
+        + min(KEEP_BYTES, 16 * tape.windows * tape.length * tape.width * 4)
+        + 16 * batch_bytes
+        + 24 * largest
+    )
+    backward = max(4 * decoder.block_bytes() + 64 * batch_bytes, decoder.trunk_bytes() + 5 * LOGIT_BYTES) if len(ids) else 0
     plan(
         memory=max(looks, backward),
         disk=ids.numel() * tape.width * 4,

@@ -26,7 +26,7 @@ def tail_exponents(weight: Float[Tensor, "out in"]) -> dict[str, float | None]:
 def spectrum(weight: Float[Tensor, "out in"]) -> Float[Tensor, " eigenvalue"]:
     """The squared singular values in rising order, float64; those that are zero but for rounding are left out."""
     wide = (weight if weight.shape[0] <= weight.shape[1] else weight.T).double()
-    values = torch.linalg.eigvalsh(wide @ wide.T)
+    values = torch.linalg.eigvalsh(wide @ wide.T).cpu()
     return values[values > len(values) * torch.finfo(torch.float64).eps * values.max()]
 
 
