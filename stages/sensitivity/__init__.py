@@ -13,7 +13,7 @@ from stages.decoder.compute import Compute
 class Sensitivity(Section):
     """What is measured of each block pruned alone, and on what."""
 
-    method: Literal["none", "loss", "kl"] = "loss"
+    method: Literal["none", "loss", "kl"] = "kl"  # on few tokens the divergence is many times less noisy than the loss
     sparsity: float = Field(default=0.5, gt=0, lt=1)
     scores: Literal["magnitude", "wanda"] = "wanda"
     windows: int = Field(default=4, ge=1)  # the first so many calibration windows, or all there are

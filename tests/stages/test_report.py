@@ -373,7 +373,7 @@ def test_any_depth(tmp_path: Path, blocks: int, removed: tuple[int, ...]) -> Non
         ("dlp", "Mean of the scores |W|·‖x‖"),
         ("alphapruning", "Tail exponent α of the weights&#x27; spectra (peak)"),
         ("gradient", "Mean |W · ∂L/∂W|"),
-        ("measured", "Rise in loss with one block pruned alone, nats"),
+        ("measured", "KL from the dense model with one block pruned alone, nats"),
         ("random", "Random numbers"),
     ],
 )
