@@ -18,6 +18,7 @@ from stages.compress import Params
 from stages.compress.card import model_card
 from stages.compress.config import check_shortened, exported_config, shorten_config, skeleton_of
 from stages.compress.modeling import MODELING_FILE, ghost_places, ghost_spec, ghost_state, is_native, modeling_source
+from stages.compress.recount import recount
 from stages.compress.shards import write_shards
 from stages.decoder.checkpoint import Checkpoint
 from stages.decoder.masks import apply_masks
@@ -67,7 +68,10 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         if specs:
             (partial / MODELING_FILE).write_text(modeling_source(small, decoder.path), encoding="utf-8")
         parts = _state(decoder, small, kept, masks, _by_block(run_ones, places), _folds(operators))
-        total = write_shards(partial, (_names_on_disk(small, part, bool(specs)) for part in parts))
+        on_disk = lambda part: _names_on_disk(small, part, bool(specs))  # noqa: E731
+        total = write_shards(partial, map(on_disk, parts))
+        mixed = {(block, operator.into) for block, operator in _folds(operators).items()}
+        masked = recount(partial, decoder, kept, masks, on_disk, mixed)
         (partial / "README.md").write_text(model_card(decoder, removed, ghosts.metadata, operators), encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
@@ -76,6 +80,8 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     folded = len(operators) - len(specs)
     also = f", {folded} folded into {', '.join(sorted({one.into for one in operators.values() if one.into}))}" if folded else ""
     say(f"{len(kept)} of {len(decoder)} blocks, {len(specs)} ghosts{also}, {total:,} parameters")
+    apart = f"; a fold filled those of {', '.join(f'block {block}, {name}' for block, name in sorted(mixed))}" if mixed else ""
+    say(f"read back from the export: all {masked:,} masked weights are zero{apart}")
 
 
 def _check_ghosts(ghosts: TensorFile, operators: dict[tuple[int, int], Operator], removed: list[int]) -> None:

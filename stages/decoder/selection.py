@@ -39,6 +39,8 @@ def keep_rows(score: Float[Tensor, "out in"], counts: Int[Tensor, " out"]) -> Bo
     threshold = _sorted_rows(score).gather(1, places[:, None])
     keep = score > threshold
     keep[counts == 0] = True
+    if int(keep.count_nonzero()) == keep.numel() - int(counts.sum()):
+        return keep
     kept = keep.sum(1)
     tied = (kept != columns - counts).nonzero()[:, 0]  # only here does the order of equal scores matter
     if len(tied):
@@ -50,7 +52,12 @@ def keep_rows(score: Float[Tensor, "out in"], counts: Int[Tensor, " out"]) -> Bo
 
 def keep_overall(score: Float[Tensor, "out in"], count: int) -> Bool[Tensor, "out in"]:
     """Of the whole matrix the `count` lowest scores go; the index counts row by row."""
-    return keep_rows(score.reshape(1, -1), torch.tensor([count])).view(score.shape)
+    flat = score.reshape(-1)
+    if 0 < count < len(flat) and _is_numpys(score):
+        keep = flat > float(np.partition(flat.numpy(), count - 1)[count - 1])  # selecting is faster than sorting in one long row
+        if int(keep.count_nonzero()) == len(flat) - count:
+            return keep.view(score.shape)
+    return keep_rows(flat[None], torch.tensor([count])).view(score.shape)
 
 
 def keep_groups(score: Float[Tensor, "out in"], n: int, m: int) -> Bool[Tensor, "out in"]:
@@ -68,6 +75,8 @@ def keep_groups(score: Float[Tensor, "out in"], n: int, m: int) -> Bool[Tensor, 
 
 
 def _sorted_rows(score: Float[Tensor, "out in"]) -> Float[Tensor, "out in"]:
-    if score.device.type != "cpu" or score.dtype not in (torch.float32, torch.float64):
-        return score.sort(dim=1).values
-    return torch.from_numpy(np.sort(score.numpy(), axis=1))
+    return torch.from_numpy(np.sort(score.numpy(), axis=1)) if _is_numpys(score) else score.sort(dim=1).values
+
+
+def _is_numpys(score: Tensor) -> bool:
+    return score.device.type == "cpu" and score.dtype in (torch.float32, torch.float64)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -61,7 +62,7 @@ def keep_pooled(score: Float[Tensor, "out in"], share: float, exact: bool, count
 def kept_share(value: Float[Tensor, "out in"], keep: Bool[Tensor, "out in"]) -> float:
     """Share of the total of `value` that lies where `keep` is True; 1 if the total is 0."""
     total = float(value.sum())
-    return float((value * keep).sum()) / total if total > 0 else 1.0
+    return float(torch.dot(value.reshape(-1), keep.reshape(-1).to(value.dtype))) / total if total > 0 else 1.0
 
 
 def round_to_groups(shares: Mapping[Unit, float], sizes: Mapping[Unit, int], m: int) -> dict[Unit, int]:

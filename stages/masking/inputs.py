@@ -50,7 +50,7 @@ class Collector:
         if sums.gram is not None:
             add_gram(sums.gram, flat)
         else:
-            sums.squares += flat.square().sum(0, dtype=torch.float64)
+            sums.squares += flat.square().sum(0)  # a batch in float32, the batches in float64
 
     def take(self, matrices: Iterable[Matrix]) -> list[tuple[list[Matrix], Inputs | None]]:
         """Matrices with the sums they share, None for those that no token reached; each is handed out, not kept."""

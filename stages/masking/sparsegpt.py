@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from jaxtyping import Bool, Float
+from scipy.linalg import get_lapack_funcs
 from torch import Tensor
 
 from pipeline.errors import PalimpsestError
@@ -121,7 +122,7 @@ def inverse_factor(hessian: Float[Tensor, "in in"], damping: float, what: str) -
     Raises:
         HopelessHessian: no λ up to 1 makes it positive definite; names `what` and the condition number.
     """
-    if not torch.isfinite(hessian).all():
+    if not torch.isfinite(hessian.sum()):
         raise HopelessHessian(f"{what}: NaN or infinite inputs, of which no Hessian can be made")
     mean = float(hessian.diagonal().mean())
     used = damping
@@ -129,9 +130,8 @@ def inverse_factor(hessian: Float[Tensor, "in in"], damping: float, what: str) -
         damped = hessian.clone()
         damped.diagonal().add_(used * mean)
         lower, info = torch.linalg.cholesky_ex(damped.flip(0, 1))
-        if int(info) == 0 and bool(torch.isfinite(lower).all()):
-            identity = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
-            return torch.linalg.solve_triangular(lower.flip(0, 1), identity, upper=True), used
+        if int(info) == 0 and bool(torch.isfinite(lower.sum())):
+            return _inverse_of_upper(lower.flip(0, 1)), used
         if used * 10 > LARGEST_DAMPING * (1 + 1e-9):
             values = torch.linalg.eigvalsh(hessian)
             low, high = float(values[0]), float(values[-1])
@@ -141,3 +141,13 @@ def inverse_factor(hessian: Float[Tensor, "in in"], damping: float, what: str) -
                 f"even with damping {used:g}; raise tokens.calibration_windows or masking.sparsegpt.damping, or check the model"
             )
         used *= 10
+
+
+def _inverse_of_upper(upper: Float[Tensor, "in in"]) -> Float[Tensor, "in in"]:
+    """By LAPACK's trtri where it can be had, a third of the work of solving for the identity."""
+    if upper.device.type == "cpu":
+        array = upper.numpy()
+        (trtri,) = get_lapack_funcs(("trtri",), (array,))
+        return torch.from_numpy(trtri(array)[0])
+    identity = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
+    return torch.linalg.solve_triangular(upper, identity, upper=True)

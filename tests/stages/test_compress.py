@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from pipeline.errors import PalimpsestError
@@ -249,3 +250,33 @@ def test_a_model_with_code_of_its_own_gets_no_operators() -> None:
 
     with pytest.raises(PalimpsestError, match=r"Custom: ghosts cannot be exported.*ghost\.method: none"):
         modeling_source(Custom(), "model.layers")
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
+def test_the_export_is_recounted_against_the_masks(
+    family: str, copied: Finished, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A weight that comes back on its way to the disk is found there, and nothing is left under the export's name."""
+    project = copied(family)
+    project.run("compress")
+    masks = read_masks(project.data / "masks.safetensors", project.model)
+    zeros = sum(int((~keep).sum()) for (block, _), keep in masks.items() if block in (0, 3))
+    assert f"read back from the export: all {zeros:,} masked weights are zero" in capsys.readouterr().out
+    whole = stage.write_shards
+
+    def spoilt(folder: Path, parts: Any) -> int:
+        total = whole(folder, parts)
+        path = folder / "model.safetensors"
+        state = load_file(path)
+        name = max(name for name in state if ".1." in name and state[name].ndim == 2 and not state[name].all())
+        state[name][state[name] == 0] = 0.5
+        save_file(state, path, metadata={"format": "pt"})
+        return total
+
+    monkeypatch.setattr(stage, "write_shards", spoilt)
+    shutil.rmtree(project.data / "compressed")
+    with pytest.raises(
+        PalimpsestError, match=r"model\.safetensors: '.*\.1\..*' \(block 3 of the dense model\): \d+ weights that"
+    ):
+        project.run("compress")
+    assert not (project.data / "compressed").exists()
