@@ -49,7 +49,7 @@ def wire(stage: Callable[..., Handle]) -> None:
         stage("evaluation@removed", model, tokens, removal),
         stage("evaluation@compressed", model, tokens, compressed),
     ]
-    stage("report", statistics, sensitivity, redundancy, allocation, removal, ghost, peeling, *variants)
+    stage("report", statistics, sensitivity, redundancy, allocation, masks, removal, ghost, peeling, *variants)
 
 
 def flow_edges() -> set[tuple[str, str]]:

@@ -19,6 +19,7 @@ from stages.report.notation import between, counted, fixed, number, percent, pla
 from stages.report.results import Results
 from stages.report.sections import Part
 from stages.report.sections.ghost import ghost
+from stages.report.sections.masks import masks
 from stages.report.sections.peeling import peeling
 from stages.report.sections.perplexity import perplexity
 from stages.report.sections.redundancy import redundancy
@@ -106,6 +107,7 @@ def parts(results: Results, comparison: Comparison, params: dict[str, Any]) -> l
     return [
         perplexity(comparison.groups[0], comparison.differences, recovery, left_out),
         sparsity(results, params),
+        masks(results, params),
         redundancy(results, params),
         removal(results, params),
         ghost(results, params),

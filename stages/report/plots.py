@@ -21,6 +21,7 @@ def plot_tables(results: Results) -> dict[str, pd.DataFrame]:
     return {
         "perplexity.csv": pd.DataFrame(variants),
         "sparsity.csv": pd.DataFrame({"block": blocks, "sparsity": shares, "score": per_block_score(results.allocation)}),
+        "kept.csv": _kept(results.masks),
         "influence.csv": pd.DataFrame({"block": influence.whole("block"), "influence": influence.numbers("influence")}),
         "ghost.csv": _ghost(results.ghost.ordered("start")),
         "peeling.csv": _peeling(results.peeling),
@@ -41,6 +42,30 @@ def per_block_score(allocation: Columns) -> Floats:
     scores, of = allocation.numbers("score"), np.array(allocation.whole("block"))
     found = [scores[(of == block) & np.isfinite(scores)] for block in np.unique(of)]
     return np.array([one.mean() if len(one) else np.nan for one in found])
+
+
+def kept_per_matrix(masks: Columns) -> tuple[list[str], Floats]:
+    """Names of the matrices, in the order of the table, and the share of |W| that each keeps in each block, [matrix, block].
+
+    Experts of one kind are one matrix, weighted by parameters.
+    """
+    kinds = [".".join(part for part in name.split(".") if not part.isdigit()) for name in masks.words("matrix")]
+    names = list(dict.fromkeys(kinds))
+    blocks, kept, weights = masks.whole("block"), masks.numbers("kept_magnitude"), np.nan_to_num(masks.numbers("parameters"))
+    total, count = np.zeros((2, len(names), max(blocks, default=-1) + 1))
+    for kind, block, value, weight in zip(
+        kinds, blocks, kept.tolist(), np.where(weights > 0, weights, 1.0).tolist(), strict=True
+    ):
+        if np.isfinite(value):
+            total[names.index(kind), block] += value * weight
+            count[names.index(kind), block] += weight
+    return names, np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+
+
+def _kept(masks: Columns) -> pd.DataFrame:
+    names, kept = kept_per_matrix(masks)
+    rows = [[block, name, float(kept[row, block])] for row, name in enumerate(names) for block in range(kept.shape[1])]
+    return pd.DataFrame(rows, columns=["block", "series", "kept_magnitude"]).dropna()
 
 
 def _ghost(ghost: Columns) -> pd.DataFrame:

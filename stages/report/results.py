@@ -26,6 +26,7 @@ class Results:
     importance: Columns  # block, matrix, …
     sensitivity: Columns  # block, rise, error; rise empty where it was not measured
     allocation: Columns  # block, matrix, parameters, score, sparsity
+    masks: Columns  # block, matrix, sparsity, kept_magnitude, …
     influence: Columns  # block, influence, …
     pairs: Columns  # i, j, cosine, …
     regime: Mapping[str, Any]  # the verdict of redundancy.json
@@ -55,6 +56,7 @@ def read_results(files: Mapping[str, Path]) -> Results:
         importance=_table(files["importance.csv"], ("block", "matrix"), ("block",)),
         sensitivity=_table(files["sensitivity.csv"], ("block", "rise"), ("block",)),
         allocation=_table(files["allocation.csv"], ("block", "sparsity"), ("block", "sparsity")),
+        masks=_table(files["masks.csv"], ("block", "matrix", "sparsity"), ("block", "sparsity")),
         influence=_table(files["redundancy_blocks.csv"], ("block", "influence"), ("block", "influence")),
         pairs=_table(files["redundancy_pairs.csv"], ("i", "j", "cosine"), ("i", "j")),
         regime=_object(files["redundancy.json"], ("regime", "caveat")),

@@ -99,6 +99,11 @@ def fake_tables(data: Path, influence: np.ndarray, draw: np.random.Generator) ->
     sparsity = np.clip(0.5 - 0.05 * score / (score.std() or 1), 0.45, 0.55)
     table = pd.DataFrame({"block": range(blocks), "matrix": "", "parameters": 20_000, "score": score, "sparsity": sparsity})
     write_table(data / "allocation.csv", table)
+    kept = pd.DataFrame([[block, name] for block in range(blocks) for name in MATRICES], columns=["block", "matrix"])
+    write_table(
+        data / "masks.csv",
+        kept.assign(parameters=10_000, tokens=512, sparsity_asked=0.5, sparsity=0.5, kept_magnitude=0.8, method="wanda"),
+    )
     depth, chance = np.linspace(0, 1, blocks), np.random.default_rng(1)
     weighed = {
         "parameters": 20_000, "score_outliers_5": 0.02 / (1 + depth), "score_mean": 0.4 + depth,
@@ -610,3 +615,40 @@ def test_without_swaps_the_page_says_so(root: Path) -> None:
     edit_table(root / "data/redundancy_blocks.csv", lambda table: table.drop(columns=["deletion"]))
     page = report(root)
     assert "redundancy.swaps: false" in page and "Regime:" not in page
+
+
+def test_the_map_of_kept_magnitude_and_what_was_not_done_as_asked(root: Path) -> None:
+    """Block 7's up_proj keeps least; two matrices fell back; the damping of one was raised."""
+
+    def change(table: pd.DataFrame) -> pd.DataFrame:
+        low = (table.block == 7) & (table.matrix == "mlp.up_proj")
+        return table.assign(
+            kept_magnitude=table.kept_magnitude.where(~low, 0.61),
+            method=table.method.where(table.block != 3, "magnitude"),
+            damping=np.where(low, 0.1, 0.01),
+            dead_inputs=np.where(low, 5, 0),
+        )
+
+    edit_table(root / "data/masks.csv", change)
+    page = report(root, {"masking": {"method": "sparsegpt", "pattern": "2:4"}})
+    assert "least in mlp.up_proj of block 7 (61.0%)" in page
+    assert "2 matrices of 60 saw fewer than 1 calibration tokens and went by magnitude (block 3)" in page
+    assert "was raised in 1 matrix, to 0.1 at most" in page and "5 inputs are zero for every calibration token" in page
+    assert "2:4 along the inputs" in page
+    assert "block 7, up_proj: 0.6100" in (root / "data/pictures/masks.svg").read_text()
+    kept = pd.read_csv(root / "data/plots/kept.csv")
+    assert len(kept) == 60 and kept.kept_magnitude.min() == 0.61
+
+
+def test_experts_have_a_table_of_their_tokens(root: Path) -> None:
+    experts = [
+        [block, f"mlp.experts.{e}.up_proj", 8, 0 if e == 2 else 10 * e, 0.5, 0.5 + 0.1 * e]
+        for block in range(30)
+        for e in range(3)
+    ]
+    heads = ["block", "matrix", "parameters", "tokens", "sparsity", "kept_magnitude"]
+    write_table(root / "data/masks.csv", pd.DataFrame(experts, columns=heads).assign(method="wanda"))
+    page = report(root)
+    assert "Matrices never reached" in page and "Experts of one kind are averaged" in page
+    kept = pd.read_csv(root / "data/plots/kept.csv")
+    assert set(kept.series) == {"mlp.experts.up_proj"} and np.allclose(kept.kept_magnitude, 0.6)
