@@ -35,12 +35,10 @@ def normalise(score: np.ndarray, kind: str) -> np.ndarray:
     some = score[known]
     if not len(some) or np.ptp(some) == 0:
         return scaled
-    if kind == "zscore":
-        scaled[known] = (some - some.mean()) / some.std()
-        return scaled
     if kind == "rank":
         some = pd.Series(some).rank().to_numpy()
-    scaled[known] = 2 * (some - some.min()) / np.ptp(some) - 1
+    unit = (some - some.min()) / np.ptp(some)  # first, since squares of very small scores would vanish
+    scaled[known] = (unit - unit.mean()) / unit.std() if kind == "zscore" else 2 * unit - 1
     return scaled
 
 

@@ -163,6 +163,7 @@ def test_normalisation_by_hand() -> None:
     np.testing.assert_allclose(normalise(score, "minmax"), [-1, -0.8, -0.8, 0, 1])
     np.testing.assert_allclose(normalise(score, "rank"), [-1, 0, 0, 0, 1])
     assert normalise(np.array([np.nan, np.nan]), "zscore").tolist() == [0, 0]
+    np.testing.assert_allclose(normalise(np.array([0.0, 5e-324]), "zscore"), [-1, 1])
 
 
 def test_owl_and_dlp_by_hand() -> None:
