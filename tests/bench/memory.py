@@ -15,7 +15,7 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 STAGES = (
-    "capture", "statistics", "redundancy", "allocation", "masking", "removal", "ghost", "peeling", "compress",
+    "capture", "statistics", "redundancy", "sensitivity", "allocation", "masking", "removal", "ghost", "peeling", "compress",
     "evaluation@dense", "evaluation@compressed",
 )  # fmt: skip
 HEADER = "blocks  checkpoint   block  stage                  seconds     peak  less libraries  /checkpoint  /block"
