@@ -32,6 +32,7 @@ class Results:
     regime: Mapping[str, Any]  # the verdict of redundancy.json
     choices: Columns  # criterion, count, block, score
     ghost: Columns  # start, stop, operator, …; no rows where nothing was fitted
+    growth: Columns  # boundary, restored, removed, …: how the operators' error grows; no rows where nothing was fitted
     peeling: Columns  # block, target, train_error, heldout_error, own_error; no rows where no target lies in the model
     removed: tuple[int, ...]
     removal_method: str
@@ -62,6 +63,7 @@ def read_results(files: Mapping[str, Path]) -> Results:
         regime=_object(files["redundancy.json"], ("regime", "caveat")),
         choices=_table(files["removal_choices.csv"], ("criterion", "count", "block"), ("count", "block"), empty=True),
         ghost=_table(files["ghost.csv"], ("start", "stop", "train_error", "heldout_error"), ("start", "stop"), empty=True),
+        growth=_table(files["ghost_growth.csv"], ("boundary", "restored", "removed"), ("boundary",), empty=True),
         peeling=_table(files["peeling.csv"], ("block", "target", "heldout_error"), ("block", "target"), empty=True),
         removed=tuple(sorted(removal["removed"])),
         removal_method=str(removal.get("method", "none")),

@@ -51,6 +51,12 @@ def fake_results(data: Path, blocks: int = 30, removed: Iterable[int] = (20, 21,
     )
     columns = ["start", "stop", "operator", "ridge", "train_error", "heldout_error", "condition", "antisymmetric_share", "norm"]
     write_table(data / "ghost.csv", pd.DataFrame(rows, columns=columns))
+    behind = [b for b in range(gone[0] + 1, blocks + 1) if b not in gone] if ghosts and gone else []
+    growth = [[b, 0.3 + 0.01 * b, 0.4 + 0.02 * b, 0.31 + 0.01 * b, 0.41 + 0.02 * b] for b in behind]
+    write_table(
+        data / "ghost_growth.csv",
+        pd.DataFrame(growth, columns=["boundary", "restored", "removed", "restored_rest", "removed_rest"]),
+    )
     write_json(
         data / "removal.json",
         {"removed": gone, "scores": {str(start): 0.99 for start in range(3)}, "method": "streamline" if gone else "none"},

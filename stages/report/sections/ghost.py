@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from stages.report.axes import linear, names
+from stages.report.axes import fitting, linear, names
 from stages.report.chart import Key, Panel
 from stages.report.columns import Columns
 from stages.report.notation import blocks, method, number, percent, plain, spans
 from stages.report.results import Results
-from stages.report.sections import Part, Table, calibration
+from stages.report.sections import Part, Table, block_panel, calibration
 
 HEADS = {
     "ridge": "Ridge",
@@ -20,6 +20,19 @@ HEADS = {
     "condition": "Condition",
     "antisymmetric_share": "Antisymmetric",
     "norm": "Norm",
+    "sinks": "Sinks",
+    "sink_error": "Error on sinks",
+    "rest_error": "Error on the rest",
+}
+MEANING = {
+    "ridge": "Ridge: damping on the diagonal of the Gram matrix, relative to its mean; the larger, the smaller the operator",
+    "condition": "Condition: the largest over the smallest eigenvalue of the damped Gram matrix; towards 10¹⁴ the fit becomes "
+    "rounding noise, far below it is safe",
+    "antisymmetric_share": "Antisymmetric: the share of the operator that turns the stream rather than stretches it (0.71 for a "
+    "random matrix); no rescaling of channels, in whatever basis, has any",
+    "norm": "Norm: the size of the operator's change M; 0 would leave the stream as it is",
+    "sinks": "Sinks: tokens before or behind the gap whose norm is beyond ghost.sink_threshold times the median; "
+    "their errors are on held-out windows, for the operator as it runs",
 }
 
 
@@ -33,7 +46,14 @@ def ghost(results: Results, params: dict[str, Any]) -> Part:
         f"{percent(params['ghost']['held_out'])} of them kept out of the fit. Error: the distance that is left, as a share of "
         "the step the removed blocks made; 1 is what leaving them out without an operator gives."
     )
-    return Part("ghost", heading, caption, (_errors(table),), _readings(table), _table(table))
+    grown = results.growth.ordered("boundary")
+    if len(grown):
+        caption += (
+            " Behind the gap the error is the distance to the dense stream, as a share of that stream's norm, on held-out "
+            "windows, sinks left out."
+        )
+    panels = (_errors(table), *([_growth(results, grown)] if len(grown) else []))
+    return Part("ghost", heading, caption, panels, (*_readings(table), *_grown(grown), *_meanings(table)), _table(table))
 
 
 def _nothing(results: Results, params: dict[str, Any]) -> str:
@@ -59,6 +79,42 @@ def _errors(table: Columns) -> str:
     panel.points(train.tolist(), places, "blue", "ring", [f"fitted: {number(value, 3)}" for value in train])
     panel.points(held.tolist(), places, "rust", "square", [f"held out: {number(value, 3)}" for value in held])
     return panel.svg("; ".join(f"{run}: held-out error {number(value, 3)}" for run, value in zip(runs, held, strict=True)))
+
+
+def _growth(results: Results, grown: Columns) -> str:
+    """Distance to the dense stream behind each block, with the operators and without."""
+    series = [
+        ("no operator", "rust", "ring", _rest(grown, "removed")),
+        ("with operators", "blue", "dot", _rest(grown, "restored")),
+    ]
+    y = fitting([value for *_, values in series for value in values], include=[0.0])
+    panel = block_panel(results, "Distance to the dense stream behind it", y, [Key(name, t, m) for name, t, m, _ in series[::-1]])
+    behind = [boundary - 1 for boundary in grown.whole("boundary")]
+    for name, tone, mark, values in series:
+        panel.line(behind, values, tone)
+        tips = [f"behind block {at}: {name} {number(value, 3)}" for at, value in zip(behind, values, strict=True)]
+        panel.points(behind, values, tone, mark, tips)
+    return panel.svg("distance to the dense stream behind each block, with the operators and without")
+
+
+def _rest(grown: Columns, name: str) -> list[float]:
+    """The errors over tokens that are no sinks, where they were told apart."""
+    return grown.numbers(f"{name}_rest" if f"{name}_rest" in grown else name).tolist()
+
+
+def _grown(grown: Columns) -> list[str]:
+    if not len(grown):
+        return []
+    ends = [number(_rest(grown, name)[-1], 3) for name in ("restored", "removed")]
+    last = grown.whole("boundary")[-1] - 1
+    return [
+        f"Behind block {last}, the last one, the stream is off by {ends[0]} with the operators and {ends[1]} without, of its norm."
+    ]
+
+
+def _meanings(table: Columns) -> list[str]:
+    shown = [text for name, text in MEANING.items() if np.isfinite(table.numbers(name)).any()]
+    return [". ".join(shown) + "."] if shown else []
 
 
 def _runs(table: Columns) -> list[str]:
