@@ -107,9 +107,8 @@ def _grown(grown: Columns) -> list[str]:
         return []
     ends = [number(_rest(grown, name)[-1], 3) for name in ("restored", "removed")]
     last = grown.whole("boundary")[-1] - 1
-    return [
-        f"Behind block {last}, the last one, the stream is off by {ends[0]} with the operators and {ends[1]} without, of its norm."
-    ]
+    text = f"Behind block {last}, the last one, the stream is off by {ends[0]} with the operators and {ends[1]} without"
+    return [f"{text}, of its norm."]
 
 
 def _meanings(table: Columns) -> list[str]:
