@@ -55,6 +55,6 @@ def _operators(metadata: Mapping[str, Any], operators: Mapping[tuple[int, int], 
         if operator.sinks is not None and len(operator.sinks):
             which = ["the first token of a text"] * operator.sinks.first
             which += [f"tokens {', '.join(map(str, operator.sinks.ids))}"] * bool(operator.sinks.ids)
-            does = "are left alone" if operator.sinks.action == "bypass" else "are put back to their mean in the dense model"
-            lines.append(f"- Behind {where}, {' and '.join(which)} {does}.")
+            does = "left alone" if operator.sinks.action == "bypass" else "put back to what it was on average in the dense model"
+            lines.append(f"- Behind {where}, {' and '.join(which)}: {does}.")
     return lines
