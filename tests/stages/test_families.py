@@ -84,7 +84,7 @@ def test_statistics_have_a_row_for_every_place(project: Project) -> None:
     table = pd.read_csv(project.data / "statistics.csv")
     names = {name for block, name in read_masks(project.data / "masks.safetensors", project.model) if block == 0}
     for _, rows in table.groupby("block"):
-        assert list(rows.place[:2]) == ["input", "output"] and set(rows.place[2:]) == names
+        assert list(rows.place[:3]) == ["input", "output", "linears"] and set(rows.place[3:]) == names
         sizes = dict(zip(rows.place, rows.parameters, strict=True))
         assert all(sizes[name] == matrix_of(blocks_of(project.model)[0], name).numel() for name in names)
     seen = np.asarray(table.loc[table.tokens > 0, ["p50", "p90", "p99", "p99.9", "max"]])
