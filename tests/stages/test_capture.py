@@ -154,7 +154,9 @@ def test_too_little_memory_is_seen_before_the_work(stage: str, copied: Finished,
 # What each stage reads beside the checkpoint.
 READS = [
     ("capture", "tokens.safetensors"), ("statistics", "tape.safetensors"), ("redundancy", "tape.safetensors"),
-    ("allocation", "statistics.csv"), ("masking", "tokens.safetensors"), ("masking", "statistics.safetensors"),
+    ("statistics", "tokens.safetensors"), ("sensitivity", "tape.safetensors"), ("sensitivity", "statistics.safetensors"),
+    ("sensitivity", "tokens.safetensors"), ("allocation", "statistics.csv"), ("allocation", "importance.csv"),
+    ("allocation", "sensitivity.csv"), ("masking", "tokens.safetensors"), ("masking", "statistics.safetensors"),
     ("masking", "allocation.csv"), ("removal", "redundancy_blocks.csv"), ("removal", "redundancy_pairs.csv"),
     ("ghost", "tape.safetensors"), ("ghost", "tokens.safetensors"), ("ghost", "removal.json"), ("peeling", "tape.safetensors"),
     ("compress", "masks.safetensors"), ("compress", "removal.json"), ("compress", "ghost.safetensors"),
@@ -163,12 +165,15 @@ READS = [
 ]  # fmt: skip
 WAYS = ["truncated", "empty", "missing", "foreign", "of another model"]
 # Whatever model it is of, a tape or a table is all that these stages know of it.
-SOUND = {(stage, "tape.safetensors") for stage in ("redundancy", "peeling")} | {("allocation", "statistics.csv")}
+SOUND = {(stage, "tape.safetensors") for stage in ("redundancy", "peeling")} | {
+    ("allocation", f"{table}.csv") for table in ("statistics", "importance", "sensitivity")
+}
 CASES = [
     (stage, name, how)
     for stage, name in READS
     for how in WAYS
-    if not (how == "of another model" and (stage, name) in SOUND) and not (how == "truncated" and name == "statistics.csv")
+    if not (how == "of another model" and (stage, name) in SOUND)
+    and not (how == "truncated" and name in ("statistics.csv", "importance.csv", "sensitivity.csv"))
 ]
 
 
