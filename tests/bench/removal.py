@@ -67,9 +67,9 @@ def main() -> None:
     choices = {(name, count): _choose(saved, name, count, protected) for name in SETTINGS for count in COUNTS}
     sets = sorted({blocks for blocks in choices.values() if blocks} | {(block,) for block in range(1, saved.blocks - 1)})
 
-    compute = Compute()
-    decoder = Decoder(data / "model", compute.resolve_dtype(), compute.resolve_device())
     calibration = Tape(data / "tape.safetensors")
+    compute = Compute(dtype=str(calibration.read(0, 0, 1).dtype).removeprefix("torch."))  # type: ignore[arg-type]
+    decoder = Decoder(data / "model", compute.resolve_dtype(), compute.resolve_device())
     with tempfile.TemporaryDirectory(dir=data) as folder:
         ids = TensorFile(data / "tokens.safetensors").read("evaluation")[:, : wanted.length].contiguous()
         prompts = _record(Path(folder), data / "model", ids, compute)
