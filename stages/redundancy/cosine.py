@@ -33,11 +33,15 @@ def sink_tokens(stream: Float[Tensor, "boundary token channel"], threshold: floa
 
 
 def sink_blocks(peaks: Float[Tensor, " boundary"], threshold: float) -> tuple[int | None, int | None]:
-    """The block that makes the sink and the one that ends it: where the largest |channel| of all tokens grows and falls most.
+    """The block that makes the sink and the one that ends it: where the largest |channel| of all tokens grows most, and
+    where behind that it falls most.
 
-    None where it does neither by a factor of at least the square root of `threshold`.
+    None where it does not by a factor of at least the square root of `threshold`.
     """
     steps = torch.log(peaks[1:].double().clamp_min(1e-30)) - torch.log(peaks[:-1].double().clamp_min(1e-30))
     least = 0.5 * float(torch.log(torch.tensor(threshold, dtype=torch.float64)))
-    makes, ends = int(steps.argmax()), int(steps.argmin())
-    return (makes if float(steps[makes]) >= least else None), (ends if float(steps[ends]) <= -least else None)
+    makes = int(steps.argmax())
+    if float(steps[makes]) < least:
+        return None, None
+    ends = makes + int(steps[makes:].argmin())
+    return makes, (ends if float(steps[ends]) <= -least else None)

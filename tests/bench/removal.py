@@ -65,28 +65,19 @@ def main() -> None:
     )
     protected = {0, saved.blocks - 1}
     choices = {(name, count): _choose(saved, name, count, protected) for name in SETTINGS for count in COUNTS}
-    sets = sorted({blocks for blocks in choices.values() if blocks} | {(block,) for block in range(1, saved.blocks - 1)})
-
+    chosen = sorted({blocks for blocks in choices.values() if blocks})
     calibration = Tape(data / "tape.safetensors")
     compute = Compute(dtype=str(calibration.read(0, 0, 1).dtype).removeprefix("torch."))  # type: ignore[arg-type]
     decoder = Decoder(data / "model", compute.resolve_dtype(), compute.resolve_device())
     with tempfile.TemporaryDirectory(dir=data) as folder:
         ids = TensorFile(data / "tokens.safetensors").read("evaluation")[:, : wanted.length].contiguous()
         prompts = _record(Path(folder), data / "model", ids, compute)
-        variants = [Variant()]
-        for blocks in sets:
-            bare: dict[int, Step] = dict.fromkeys(blocks)
-            ghosts = {
-                start: recover(calibration, start, stop, 0, 1e-4, 10.0, compute.batch_tokens, decoder.device).apply
-                for start, stop in runs_of(list(blocks))
-            }
-            variants += [Variant(bare), Variant({**bare, **ghosts})]
-        losses = _losses(decoder, variants, prompts, ids, compute.batch_tokens)
-    dense, bare_losses, ghost_losses = (
-        losses[0],
-        dict(zip(sets, losses[1::2], strict=True)),
-        dict(zip(sets, losses[2::2], strict=True)),
-    )
+        singles = [(block,) for block in range(1, saved.blocks - 1)]
+        bare: dict[tuple[int, ...], Variant] = {one: Variant(dict.fromkeys(one)) for one in {*chosen, *singles}}
+        ghosts = {one: _with_ghosts(one, calibration, compute, decoder) for one in chosen}
+        losses = _losses(decoder, [Variant(), *bare.values(), *ghosts.values()], prompts, ids, compute.batch_tokens)
+    dense, rest = losses[0], losses[1:]
+    bare_losses, ghost_losses = dict(zip(bare, rest, strict=False)), dict(zip(ghosts, rest[len(bare) :], strict=True))
     _table(choices, dense, bare_losses, ghost_losses, ids)
     _ranks(saved, {block: bare_losses[block,] - dense for block in range(1, saved.blocks - 1)}, protected)
 
@@ -99,6 +90,14 @@ def _choose(saved: Scores, name: str, count: int, protected: set[int]) -> tuple[
     except PalimpsestError as error:
         print(f"{name}, n = {count}: left out ({error})")
         return ()
+
+
+def _with_ghosts(blocks: tuple[int, ...], tape: Tape, compute: Compute, decoder: Decoder) -> Variant:
+    """The blocks removed, each run of them with an operator in its place, fitted on the calibration windows."""
+    slots: dict[int, Step] = dict.fromkeys(blocks)
+    for start, stop in runs_of(list(blocks)):
+        slots[start] = recover(tape, start, stop, 0, 1e-4, 10.0, compute.batch_tokens, decoder.device).apply
+    return Variant(slots)
 
 
 def _record(root: Path, model: Path, ids: Tensor, compute: Compute) -> Prompts:

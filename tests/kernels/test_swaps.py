@@ -114,4 +114,5 @@ def test_sinks() -> None:
     assert sink_tokens(stream, 10.0).tolist() == [False, False, False, True, False]
     assert not sink_tokens(stream, 31.0).any()
     assert sink_blocks(torch.tensor([1.0, 1.5, 900.0, 905.0, 20.0]), 10.0) == (1, 3)
+    assert sink_blocks(torch.tensor([1.0, 50.0, 1.0, 900.0, 905.0, 800.0]), 10.0) == (2, None), "what fell before is another"
     assert sink_blocks(torch.tensor([1.0, 1.5, 2.0, 2.5]), 10.0) == (None, None)
