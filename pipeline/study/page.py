@@ -8,14 +8,15 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from pipeline.drawing.axes import fitting, linear, names
+from pipeline.drawing.chart import Key, Panel
+from pipeline.drawing.notation import between, fixed, number
+from pipeline.drawing.style import PAGE, THEME
 from pipeline.study.cells import Outcome
 from pipeline.study.compare import CONFIDENCE, Comparison
 from pipeline.study.plan import Study
 from pipeline.study.results import contracts, label, remarks, rows
 from pipeline.table import describe
-from stages.report.axes import fitting, linear, names
-from stages.report.chart import THEME, Key, Panel
-from stages.report.notation import between, fixed, number
 
 HERE = Path(__file__).parent
 ROW = 22  # pixels
@@ -26,7 +27,6 @@ def page(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Compariso
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    styles = THEME + (HERE.parent.parent / "stages/report/page.css").read_text(encoding="utf-8")
     drawn = [one for one in compared if one.perplexity is not None]
     panels = [_perplexities(study, outcomes, drawn)] if drawn else []
     if any(one.difference is not None for one in drawn):
@@ -34,7 +34,7 @@ def page(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Compariso
     head, *body = rows(study, compared)
     return environment.get_template("page.html.j2").render(
         study=study,
-        styles=Markup(styles),
+        styles=Markup(THEME + PAGE),
         panels=[Markup(panel) for panel in panels],
         head=head,
         body=body,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.drawing.notation import listing
 from stages.report.columns import Floats
-from stages.report.notation import listing
 
 
 @dataclass(frozen=True)

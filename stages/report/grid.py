@@ -8,9 +8,9 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.report.chart import LETTER, WIDTH
+from pipeline.drawing.chart import LETTER, WIDTH
+from pipeline.drawing.notation import fixed
 from stages.report.heatmap import SHADES, shade
-from stages.report.notation import fixed
 
 ROW, TOP = 22.0, 30.0
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from pipeline.drawing.notation import between, blocks, counted, fixed, listing, number, percent, sentence, whole
 from stages.report.columns import Columns
 from stages.report.comparison import Difference
-from stages.report.notation import between, blocks, counted, fixed, listing, method, number, percent, sentence, whole
+from stages.report.naming import method
 from stages.report.results import Results
 
 FEW_RUNS = 4  # more removed runs than these are not spelled out

@@ -8,8 +8,8 @@ from html import escape
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.report.chart import WIDTH
-from stages.report.notation import fixed
+from pipeline.drawing.chart import WIDTH
+from pipeline.drawing.notation import fixed
 
 SHADES = 16
 # From dark to light in lightness as well as in hue, so that it reads in grey and for every kind of colour vision.

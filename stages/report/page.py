@@ -12,10 +12,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from pipeline.artifacts import human_bytes
-from stages.report.chart import THEME
+from pipeline.drawing.notation import between, counted, fixed, number, percent, plain, whole
+from pipeline.drawing.style import PAGE, THEME
 from stages.report.comparison import Difference, Variant, by_protocol, conflicts, paired_difference
 from stages.report.headline import deeds, outcome
-from stages.report.notation import between, counted, fixed, number, percent, plain, whole
 from stages.report.results import Results
 from stages.report.sections import Part
 from stages.report.sections.ghost import ghost
@@ -128,7 +128,7 @@ def render(results: Results, comparison: Comparison, made: Sequence[Part], param
     environment.filters["whole_ranges"] = _whole_ranges
     return environment.get_template("page.html.j2").render(
         title=params["report"]["title"],
-        styles=Markup(THEME + (HERE / "page.css").read_text(encoding="utf-8")),
+        styles=Markup(THEME + PAGE),
         deeds=deeds(results, params),
         outcome=outcome(results, comparison.differences.get("compressed")),
         conflicts=conflicts(comparison.groups, PROTOCOL),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from pipeline.drawing.notation import spans
 from stages.report.columns import Columns, Floats
-from stages.report.notation import spans
 from stages.report.results import Results
 
 

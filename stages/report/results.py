@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.artifacts import ArtifactError, producer, read_json, read_table
+from pipeline.drawing.notation import MISSING, plain, runs
 from stages.report.columns import Columns, Floats
 from stages.report.comparison import Variant
-from stages.report.notation import MISSING, plain, runs
 
 VARIANTS = ("dense", "masked", "removed", "compressed")
 

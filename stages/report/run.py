@@ -7,9 +7,9 @@ from pathlib import Path
 
 from pipeline.artifacts import write_json, write_table, write_text
 from pipeline.console import say
+from pipeline.drawing.chart import standalone
 from pipeline.files import Files
 from stages.report import Params
-from stages.report.chart import standalone
 from stages.report.page import compare, parts, render
 from stages.report.plots import plot_tables
 from stages.report.results import read_results

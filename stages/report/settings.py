@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from stages.report.notation import plain
+from pipeline.drawing.notation import plain
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from html import escape
 
 import numpy as np
 
-from stages.report.axes import indices
-from stages.report.chart import LETTER, WIDTH
+from pipeline.drawing.axes import indices
+from pipeline.drawing.chart import LETTER, WIDTH
 from stages.report.columns import Floats
 from stages.report.heatmap import shade
 

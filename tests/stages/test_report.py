@@ -20,15 +20,15 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from pipeline.artifacts import ArtifactError, write_json, write_table
+from pipeline.drawing.axes import fitting, linear
+from pipeline.drawing.notation import fixed, listing, number, runs, spans
 from pipeline.files import Files
 from pipeline.graph import read_graph
 from pipeline.params import read_params, stage_params
 from stages.report import Params
-from stages.report.axes import fitting, linear
 from stages.report.columns import Columns
 from stages.report.comparison import Variant, by_protocol, conflicts, paired_difference
 from stages.report.heatmap import shade
-from stages.report.notation import fixed, listing, number, runs, spans
 from stages.report.plots import per_block_sparsity
 from stages.report.run import run
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stages.report.axes import Axis, indices
-from stages.report.chart import Key, Panel
-from stages.report.notation import blocks
+from pipeline.drawing.axes import Axis, indices
+from pipeline.drawing.chart import Key, Panel
+from pipeline.drawing.notation import blocks
 from stages.report.results import Results
 
 

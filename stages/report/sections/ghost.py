@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from stages.report.axes import fitting, linear, names
-from stages.report.chart import Key, Panel
+from pipeline.drawing.axes import fitting, linear, names
+from pipeline.drawing.chart import Key, Panel
+from pipeline.drawing.notation import blocks, number, percent, plain, spans
 from stages.report.columns import Columns
-from stages.report.notation import blocks, method, number, percent, plain, spans
+from stages.report.naming import method
 from stages.report.results import Results
 from stages.report.sections import Part, Table, block_panel, calibration
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.drawing.notation import blocks, counted, fixed, percent
 from stages.report.grid import grid
-from stages.report.notation import blocks, counted, fixed, method, percent
+from stages.report.naming import method
 from stages.report.plots import kept_per_matrix
 from stages.report.results import Results
 from stages.report.sections import Part, Table, calibration

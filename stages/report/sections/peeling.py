@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from stages.report.axes import Axis, linear, logarithmic
-from stages.report.chart import Key
+from pipeline.drawing.axes import Axis, linear, logarithmic
+from pipeline.drawing.chart import Key
+from pipeline.drawing.notation import counted, number, percent, plain
 from stages.report.columns import Columns
-from stages.report.notation import counted, number, percent, plain
 from stages.report.results import Results
 from stages.report.sections import Part, block_panel, calibration
 

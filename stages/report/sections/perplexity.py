@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stages.report.axes import fitting, linear, names
-from stages.report.chart import Key, Panel
+from pipeline.drawing.axes import fitting, linear, names
+from pipeline.drawing.chart import Key, Panel
+from pipeline.drawing.notation import between, counted, fixed, listing, number, sentence
 from stages.report.comparison import Difference, Variant
-from stages.report.notation import between, counted, fixed, listing, number, sentence
 from stages.report.sections import Part, with_scale
 
 CAPTION = (

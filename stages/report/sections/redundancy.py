@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stages.report.axes import fitting
+from pipeline.drawing.axes import fitting
+from pipeline.drawing.notation import blocks, fixed, listing, number
 from stages.report.columns import Floats
 from stages.report.heatmap import heatmap
-from stages.report.notation import blocks, fixed, listing, number
 from stages.report.results import Results
 from stages.report.sections import Part, block_panel, calibration
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from stages.report.axes import fitting, indices, names
-from stages.report.chart import Key, Panel
+from pipeline.drawing.axes import fitting, indices, names
+from pipeline.drawing.chart import Key, Panel
+from pipeline.drawing.notation import blocks, counted, fixed, listing, number
 from stages.report.columns import Columns, Floats
-from stages.report.notation import blocks, counted, fixed, listing, method, number
+from stages.report.naming import method
 from stages.report.results import Results
 from stages.report.sections import Part, Table, block_panel
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from stages.report.columns import Columns, Floats
-from stages.report.notation import method
+from stages.report.naming import method
 from stages.report.results import Results
 from stages.report.strips import strips
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from stages.report.axes import fitting, linear
-from stages.report.chart import Key
+from pipeline.drawing.axes import fitting, linear
+from pipeline.drawing.chart import Key
+from pipeline.drawing.notation import number, percent
 from stages.report.columns import Columns, Floats
-from stages.report.notation import method, number, percent
+from stages.report.naming import method
 from stages.report.plots import per_block_score, per_block_sparsity
 from stages.report.results import Results
 from stages.report.sections import Part, block_panel, calibration

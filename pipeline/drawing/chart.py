@@ -1,4 +1,4 @@
-"""Small charts as SVG: a panel with axes and marks, coloured through the CSS variables of `theme.css`.
+"""Small charts as SVG: a panel with axes and marks, coloured through the CSS variables of `pipeline.drawing.style`.
 
 The same markup is set into the page, where it follows the page's light or dark theme, and written as a file of its own.
 Text stays text. A series is told apart by shape as well as by colour.
@@ -10,13 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
-from stages.report.axes import Axis
+from pipeline.drawing.axes import Axis
+from pipeline.drawing.style import THEME
 
 WIDTH = 440
 LETTER = 6.7  # mean width of a letter at 12 px
-THEME = (Path(__file__).parent / "theme.css").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,36 @@
+# ruff: noqa: E501 (CSS)
+"""One style for every page and picture, light and dark: colours and charts, then the page around them."""
+
+THEME = """\
+:root {
+  --paper: #ffffff; --ink: #1c2127; --soft: #59626d; --hair: #dfe3e8; --wash: #f6f7f9;
+  --blue: #0b62a4; --rust: #c14a09; --green: #0b7a57; --plum: #7d4a99; --gone: #fbe6d6; --alarm: #b3261e;
+}
+.chart { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif; font-size: 12px; }
+.chart text { fill: var(--ink); font-variant-numeric: tabular-nums; }
+.chart .title { font-size: 13.5px; font-weight: 600; }
+.chart .tick { fill: var(--soft); }
+.chart .grid { stroke: var(--hair); fill: none; }
+.chart .axis { stroke: var(--soft); fill: none; }
+.chart .level { stroke: var(--soft); stroke-dasharray: 4 3; fill: none; }
+.chart .band { fill: var(--gone); }
+.chart .blue { --tone: var(--blue); }
+.chart .rust { --tone: var(--rust); }
+.chart .green { --tone: var(--green); }
+.chart .plum { --tone: var(--plum); }
+.chart .ink { --tone: var(--ink); }
+.chart .fill { fill: var(--tone); }
+.chart .ring { fill: var(--paper); stroke: var(--tone); stroke-width: 1.6; }
+.chart .line { fill: none; stroke: var(--tone); stroke-width: 1.6; stroke-linejoin: round; }
+.chart .dashed { stroke-dasharray: 5 3; }
+.chart .whisker { fill: none; stroke: var(--tone); stroke-width: 1.4; }
+.chart .whisker.strong { stroke-width: 2.4; }
+.chart .strokes { fill: none; stroke: var(--tone); stroke-width: 1.2; opacity: 0.45; }
+.chart .halo { fill: none; stroke: #ffffff; stroke-width: 3.6; }
+.chart .chosen { fill: none; stroke: #c14a09; stroke-width: 2; }
+"""
+
+PAGE = """\
 @media screen and (prefers-color-scheme: dark) {
   :root {
     color-scheme: dark;
@@ -74,3 +107,4 @@ footer { margin-top: 3rem; }
   .panels svg, tr, .readings li, .alarm, dl.protocol div, #parameters { break-inside: avoid; }
   .params { columns: 3; font-size: 7.5pt; }
 }
+"""

@@ -9,17 +9,6 @@ from typing import Any
 MISSING = "–"
 MINUS = "\u2212"
 _RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_METHODS = {
-    "wanda": "Wanda",
-    "sparsegpt": "SparseGPT",
-    "pals": "PALS",
-    "owl": "OWL",
-    "dlp": "DLP",
-    "alphapruning": "AlphaPruning",
-    "streamline": "Streamline",
-    "shortgpt": "ShortGPT",
-    "list": "an explicit list",
-}
 
 
 def number(value: float | None, digits: int = 4) -> str:
@@ -112,11 +101,6 @@ def blocks(indices: Sequence[int]) -> str:
 def listing(parts: Sequence[str]) -> str:
     """`a, b and c`."""
     return parts[0] if len(parts) == 1 else ", ".join(parts[:-1]) + " and " + parts[-1] if parts else ""
-
-
-def method(name: str) -> str:
-    """A method's name as it is written in prose."""
-    return _METHODS.get(name, name.replace("_", " "))
 
 
 def sentence(text: str) -> str:

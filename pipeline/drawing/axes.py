@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stages.report.notation import MINUS, number
+from pipeline.drawing.notation import MINUS, number
 
 
 @dataclass(frozen=True)
