@@ -139,7 +139,7 @@ def sweep(
                 changes.enter_context(step.change(decoder.blocks[step.block]))
             while parts:
                 some, parts = parts[:stack], parts[stack:]
-                batch = torch.cat([hidden(one) for one, _ in some]).to(decoder.device)
+                batch = torch.cat([hidden(one).to(decoder.device) for one, _ in some])
                 out = step(batch) if block is None else decoder.call(block, batch)  # type: ignore[operator,misc]
                 for (one, members), part in zip(some, out.split(rows), strict=True):
                     streams.append(_Stream(one.base, members, one.done + 1, part))
