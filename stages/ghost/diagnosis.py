@@ -17,6 +17,7 @@ from stages.decoder.skeleton import Decoder
 from stages.decoder.stream import Stream, advance
 from stages.decoder.tape import Tape
 from stages.ghost.rows import Batch
+from stages.ghost.sinks import find_sinks, token_norms
 from stages.ghost.student import first_masked, fold_block, masked_block, operators_at, repair
 
 
@@ -51,7 +52,7 @@ def growth(
     removed: list[int],
     operators: Mapping[tuple[int, int], Operator],
     masks: TensorFile | None,
-    sinks: Mapping[int, Bool[Tensor, "window token"]],
+    threshold: float,
     batch_tokens: int,
     folder: Path,
 ) -> list[dict[str, Any]]:
@@ -63,7 +64,7 @@ def growth(
     Args:
         first_window: the held-out windows are those from here on.
         masks: of the student; None for dense weights.
-        sinks: boundary -> sinks there, for every boundary.
+        threshold: what makes a sink, see `find_sinks`; at each boundary among the held-out windows.
         folder: where the scratch files lie.
     """
     folds = {start - 1: one for (start, _), one in operators.items() if one.fold is not None}
@@ -90,8 +91,8 @@ def growth(
                         fold_block(block, folds[index])
                     advance(decoder, index, with_them, batch_tokens)
             here: dict[str, Any] = {"boundary": index + 1}
+            apart = find_sinks(token_norms(tape, index + 1, batch_tokens, first_window), threshold)
             for name, stream in (("restored", with_them), ("removed", without)):
-                apart = sinks[index + 1][first_window:]
                 here[name], here[f"{name}_rest"] = _distance(stream, tape, index + 1, first_window, apart, batch_tokens)
             rows.append(here)
     return rows

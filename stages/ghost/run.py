@@ -102,8 +102,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     }
     grown = []
     if operators and wanted.growth:
-        sinks = {b: find_sinks(token_norms(tape, b, compute.batch_tokens), wanted.sink_threshold) for b in range(tape.boundaries)}
-        grown = growth(decoder, tape, ids, split, removed, operators, masks, sinks, compute.batch_tokens, folder)
+        grown = growth(decoder, tape, ids, split, removed, operators, masks, wanted.sink_threshold, compute.batch_tokens, folder)
     write_table(outputs["ghost.csv"], pd.DataFrame(rows, columns=COLUMNS))
     write_table(outputs["ghost_growth.csv"], pd.DataFrame(grown, columns=GROWTH))
     write_tensors(outputs["ghost.safetensors"], tensors, metadata)

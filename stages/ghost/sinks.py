@@ -13,9 +13,9 @@ LEAST = 2  # a token id has to be a sink this often to make a rule
 MOSTLY = 0.5  # and in this share of the places where it stands
 
 
-def token_norms(tape: Tape, boundary: int, batch_tokens: int) -> Float[Tensor, "window token"]:
-    """Norm of the stream of every token at a boundary, float32: four bytes a token, as the token ids themselves."""
-    return torch.cat([tape.read(boundary, *span).float().norm(dim=-1) for span in tape.batches(batch_tokens)])
+def token_norms(tape: Tape, boundary: int, batch_tokens: int, first: int = 0) -> Float[Tensor, "window token"]:
+    """Norm of every token of the windows from `first` on, float32: four bytes a token, as the token ids themselves."""
+    return torch.cat([tape.read(boundary, *span).float().norm(dim=-1) for span in tape.batches(batch_tokens, first)])
 
 
 def find_sinks(norms: Float[Tensor, "window token"], threshold: float) -> Bool[Tensor, "window token"]:

@@ -75,7 +75,7 @@ def same_with_cache(model: Any, prompt: Tensor, **more: Any) -> Tensor:
     return text
 
 
-@pytest.mark.parametrize("removed", [[0], [1, 2], [0, 3]])
+@pytest.mark.parametrize("removed", [[1, 2], [0, 3]])
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "replaceme"])
 def test_every_operator_is_exported_as_it_was_fitted(method: str, removed: list[int], copied: Finished) -> None:
     project = copied("llama")
