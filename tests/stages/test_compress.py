@@ -184,6 +184,7 @@ def test_blocks_that_know_their_place_are_renumbered(family: str, tmp_path: Path
     project = Project(tmp_path, family)
     project.run("capture")
     project.run("redundancy")
+    project.run("search")
     table = "block,matrix,sparsity\n" + "".join(f"{block},,0.0\n" for block in range(4))
     (project.data / "allocation.csv").write_text(table)
     write_tensors(project.data / "statistics.safetensors", {"none": torch.zeros(1)})

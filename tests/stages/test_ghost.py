@@ -128,6 +128,7 @@ def test_too_few_tokens_raise_the_ridge_and_say_so(tmp_path: Path, capsys: pytes
     project = Project(tmp_path, blocks=3, windows=2)
     project.run("capture")
     project.run("redundancy")
+    project.run("search")
     _, table = fit(project, [1], ridge=0.0)
     assert 0 < table.ridge.item() <= 1e-5
     assert f"ridge raised from 0 to {table.ridge.item():g}" in capsys.readouterr().out
@@ -147,6 +148,7 @@ def test_one_window_cannot_be_held_out(stage: str, tmp_path: Path) -> None:
     project = Project(tmp_path, blocks=3, windows=1)
     project.run("capture")
     project.run("redundancy")
+    project.run("search")
     project.run("removal", removal={"method": "list", "blocks": [1]})
     with pytest.raises(
         PalimpsestError, match=rf"{stage}\.held_out needs at least two windows; raise tokens\.calibration_windows"
