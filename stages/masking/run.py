@@ -23,6 +23,7 @@ from stages.masking import Masking, Params
 from stages.masking.budget import Budget, Pruned, kept_share
 from stages.masking.inputs import Inputs, collect
 from stages.masking.magnitude import magnitude
+from stages.masking.memory import map_large_tensors
 from stages.masking.shares import Key, Shares, budgets
 from stages.masking.sparsegpt import sparsegpt
 from stages.masking.wanda import wanda
@@ -67,6 +68,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         for view in [m.view(decoder.blocks[i])]
     }
     wishes = budgets(shares, sizes, wanted)
+    map_large_tensors(decoder.block_bytes())
 
     changes = wanted.method in NEEDS_GRAMS
     needs_inputs = wanted.method in NEEDS_INPUTS and any(one.share > 0 for one in wishes.values())

@@ -1,0 +1,144 @@
+"""Seconds and peak memory of `statistics` and of `masking` with each method, against published code on the whole model.
+
+`python -m tests.bench.pruning --demo` (after `make run`) and `python -m tests.bench.pruning --sizes 0.1 0.4 1` (random
+checkpoints; 3 for 3B takes 6 GB of disk and 12 GB of memory for the plain implementation). Both sides run float32 on the same
+tokens, each in a process of its own, one after the other; seconds are without the start-up of the libraries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from ruamel.yaml import YAML
+
+from stages.decoder.checkpoint import Checkpoint
+
+REPOSITORY = Path(__file__).parents[2]
+SHAPES = {0.1: (768, 9), 0.4: (1024, 24), 1.0: (2048, 15), 3.0: (2560, 30)}  # billions of parameters -> width, blocks
+WAYS = [
+    ("magnitude", "unstructured"),
+    ("wanda", "unstructured"),
+    ("wanda", "2:4"),
+    ("sparsegpt", "unstructured"),
+    ("sparsegpt", "2:4"),
+]
+HEADER = "model   what                        seconds   plain  speed-up   peak GB  plain  share   of the matrix rate"
+ROW = "{:6s}  {:26s}  {:7.1f}  {:6.1f}  {:7.2f}x  {:8.2f}  {:5.2f}  {:5.2f}  {:6.0%}"
+
+
+def main() -> None:
+    """Print a row per stage and method."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--demo", action="store_true")
+    parser.add_argument("--sizes", type=float, nargs="*", default=[], choices=list(SHAPES))
+    parser.add_argument("--windows", type=int, default=4)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--data", type=Path, default=Path("data"), help="the demo's data folder")
+    parser.add_argument("--methods", nargs="*", default=sorted({method for method, _ in WAYS}))
+    wanted = parser.parse_args()
+    start, idle = _run(["-c", "import stages.decoder.skeleton"], REPOSITORY)
+    print(
+        f"start-up {start:.1f} s and {idle / 1e9:.2f} GB, taken off below; sgemm {matrix_rate() / 1e9:.0f} GFLOP/s\n{HEADER}",
+        flush=True,
+    )
+    if wanted.demo:
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            root = Path(folder).resolve()
+            lay_out(root)
+            for name in ("model", "tokens.safetensors", "tape.safetensors"):
+                (root / "data" / name).symlink_to((wanted.data / name).resolve())
+            measure(root, "demo", idle, start, wanted.methods)
+    for size in wanted.sizes:
+        with tempfile.TemporaryDirectory(dir=".") as folder:
+            root = Path(folder).resolve()
+            width, blocks = SHAPES[size]
+            make = [root, width, blocks, wanted.windows, wanted.length]
+            subprocess.run(
+                [sys.executable, "-m", "tests.bench.project", *map(str, make)], cwd=REPOSITORY, check=True, capture_output=True
+            )
+            _run(["-m", "pipeline.runner", "capture"], root)
+            measure(root, f"{size:g}B", idle, start, wanted.methods)
+
+
+def lay_out(root: Path) -> None:
+    """A project in `root` without data."""
+    for name in ("pipeline", "stages"):
+        (root / name).symlink_to(REPOSITORY / name)
+    for name in ("dvc.yaml", "params.yaml"):
+        shutil.copy(REPOSITORY / name, root)
+    (root / "data").mkdir()
+
+
+def measure(root: Path, name: str, idle: int, start: float, methods: list[str]) -> None:
+    """Print the rows of one model."""
+    yaml = YAML(typ="safe", pure=True)
+    params = yaml.load(root / "params.yaml")
+    params["compute"]["dtype"] = "float32"
+    yaml.dump(params, root / "params.yaml")
+    work = forward_work(root)
+    seconds, peak = _run(["-m", "pipeline.runner", "statistics"], root)
+    rate = matrix_rate()
+    nothing = float("nan")
+    row = seconds - start, nothing, nothing, (peak - idle) / 1e9, nothing, nothing, work / (seconds - start) / rate
+    print(ROW.format(name, "statistics", *row), flush=True)
+    parameters = sum(torch.Size(shape).numel() for shape, _ in Checkpoint(root / "data/model").specs.values())
+    uniform = "block,matrix,parameters,score,sparsity\n"
+    blocks = Checkpoint(root / "data/model").config.num_hidden_layers
+    uniform += "".join(f"{block},,{parameters // blocks},,0.5\n" for block in range(blocks))
+    (root / "data/allocation.csv").write_text(uniform)
+    for method, pattern in WAYS:
+        if method not in methods:
+            continue
+        params["masking"].update(method=method, pattern=pattern)
+        yaml.dump(params, root / "params.yaml")
+        plain, plain_peak = _run(["-m", "tests.bench.published", str(root), method, pattern, "0.5"], REPOSITORY)
+        seconds, peak = _run(["-m", "pipeline.runner", "masking"], root)
+        rate, passes = matrix_rate(), 0 if method == "magnitude" else 2
+        memory = [(one - idle) / 1e9 for one in (peak, plain_peak)]
+        row = seconds - start, plain - start, (plain - start) / (seconds - start), *memory, memory[0] / memory[1]
+        print(ROW.format(name, f"{method} {pattern}", *row, passes * work / (seconds - start) / rate), flush=True)
+
+
+def forward_work(root: Path) -> float:
+    """Operations of the linears of one forward pass over the calibration tokens: two per weight and token."""
+    from pipeline.tensors import TensorFile
+
+    tokens = TensorFile(root / "data/tokens.safetensors").read("calibration").numel()
+    weights = sum(
+        torch.Size(shape).numel() for name, (shape, _) in Checkpoint(root / "data/model").specs.items() if ".layers." in name
+    )
+    return 2.0 * weights * tokens
+
+
+def matrix_rate() -> float:
+    """Operations a second of a float32 product of 1536 by 1536 matrices, the best of five."""
+    a = torch.randn(1536, 1536)
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        torch.mm(a, a)
+        best = min(best, time.perf_counter() - start)
+    return 2 * 1536**3 / best
+
+
+def _run(arguments: list[str], folder: Path) -> tuple[float, int]:
+    """Run Python in a process of its own; (seconds, peak resident bytes) by the operating system's account."""
+    start = time.monotonic()
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    process = subprocess.Popen([sys.executable, *arguments], cwd=folder, stdout=subprocess.DEVNULL, env=environment)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{' '.join(arguments)} failed")
+    return time.monotonic() - start, usage.ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main()
