@@ -52,6 +52,10 @@ def add_batch(sums: dict[str, Tensor], name: str, x: Tensor, count: int, hessian
     sums[name] = sums[name] * (count / (count + 1)) + new if name in sums else new
 
 
+def _adder(sums: dict[str, Tensor], name: str, index: int, method: str) -> Any:
+    return lambda _, args, out: add_batch(sums, name, args[0], index, method == "sparsegpt")
+
+
 @torch.no_grad()
 def prune(model: Any, ids: Tensor, method: str, group: tuple[int, int] | None, share: float) -> None:
     """Prune the linears of every block in place."""
@@ -62,14 +66,7 @@ def prune(model: Any, ids: Tensor, method: str, group: tuple[int, int] | None, s
         sums: dict[str, Tensor] = {}
         if method != "magnitude":
             for index, x in enumerate(hidden):
-                handles = [
-                    one.register_forward_hook(
-                        lambda _, args, out, some=(sums, name), index=index: add_batch(
-                            *some, args[0], index, method == "sparsegpt"
-                        )
-                    )
-                    for name, one in linears.items()
-                ]
+                handles = [one.register_forward_hook(_adder(sums, name, index, method)) for name, one in linears.items()]
                 run(block, x)
                 for handle in handles:
                     handle.remove()
