@@ -50,14 +50,14 @@ def main() -> None:
         flush=True,
     )
     if wanted.demo:
-        with tempfile.TemporaryDirectory(dir=".") as folder:
+        with tempfile.TemporaryDirectory() as folder:
             root = Path(folder).resolve()
             lay_out(root)
             for name in ("model", "tokens.safetensors", "tape.safetensors"):
                 (root / "data" / name).symlink_to((wanted.data / name).resolve())
             measure(root, "demo", idle, start, wanted.methods)
     for size in wanted.sizes:
-        with tempfile.TemporaryDirectory(dir=".") as folder:
+        with tempfile.TemporaryDirectory() as folder:
             root = Path(folder).resolve()
             width, blocks = SHAPES[size]
             make = [root, width, blocks, wanted.windows, wanted.length]
