@@ -15,8 +15,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 STAGES = (
-    "capture", "statistics", "redundancy", "sensitivity", "allocation", "masking", "removal", "ghost", "peeling", "compress",
-    "evaluation@dense", "evaluation@compressed",
+    "capture", "statistics", "redundancy", "search", "sensitivity", "allocation", "masking", "removal", "ghost", "peeling",
+    "compress", "evaluation@dense", "evaluation@compressed",
 )  # fmt: skip
 HEADER = "blocks  checkpoint   block  stage                  seconds     peak  less libraries  /checkpoint  /block"
 ROW = "{:6d}  {:7.2f} GB  {:6.2f}  {:21s}  {:7.1f}  {:7.2f}  {:14.2f}  {:11.2f}  {:6.2f}"
