@@ -9,7 +9,6 @@ stages' results, `--sample` how many variants the plain side runs (its total is 
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -128,8 +127,8 @@ def _larger_than_memory() -> None:
         make = [sys.executable, "-m", "tests.bench.project", str(root), "1024", "24", "2", "32"]
         subprocess.run(make, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
         size = sum(file.stat().st_size for file in (root / "data/model").glob("*.safetensors"))
-        idle, _ = _peak(["-c", "import stages.decoder.wavefront, stages.capture.run"])
-        peak, said = _peak(["-m", "tests.bench.swaps", "--child", str(root)])
+        idle, _ = _ask(["-c", "import stages.capture.run, tests.bench.swaps as bench; print(bench._peak())"])
+        peak, said = _ask(["-m", "tests.bench.swaps", "--child", str(root)])
         print(f"\n24 blocks of width 1024, {size / 1e9:.2f} GB on disk, {2 * size / 1e9:.2f} GB in float32")
         print(f"peak memory {peak / 1e9:.2f} GB, of which libraries {idle / 1e9:.2f} GB; {said}")
 
@@ -145,6 +144,7 @@ def _child(root: Path) -> None:
     print(
         f"{len(variants)} variants in {parts} chunks, each block read {(len(reads) - 1) / len(decoder) / parts:.2f} times a chunk"
     )
+    print(_peak())
 
 
 def _count(decoder: Decoder, prompts: int) -> tuple[list[int], list[int]]:
@@ -182,14 +182,17 @@ def _open(root: Path) -> tuple[Decoder, Prompts]:
     return Decoder(root / "data/model"), Prompts(tape, tape.windows, tape.length)
 
 
-def _peak(arguments: Sequence[str]) -> tuple[int, str]:
-    """Peak resident bytes of a Python process and the last line it printed."""
-    process = subprocess.Popen([sys.executable, *arguments], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
-    said = process.stdout.read().strip().splitlines() if process.stdout else []
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"{' '.join(arguments)} failed")
-    return usage.ru_maxrss * 1024, said[-1] if said else ""
+def _ask(arguments: Sequence[str]) -> tuple[int, str]:
+    """Run Python in a process of its own: the two last lines it prints, the first of them a number."""
+    done = subprocess.run([sys.executable, *arguments], cwd=REPOSITORY, check=True, capture_output=True, text=True)
+    lines = ["", *done.stdout.strip().splitlines()]
+    return int(lines[-1]), lines[-2]
+
+
+def _peak() -> int:
+    """Peak resident bytes of this process since it began, whatever its parent was (Linux)."""
+    status = Path("/proc/self/status").read_text().split("VmHWM:")[1]
+    return int(status.split()[0]) * 1024
 
 
 if __name__ == "__main__":
