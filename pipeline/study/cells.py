@@ -15,7 +15,7 @@ from pipeline.errors import PalimpsestError
 from pipeline.files import DATA
 from pipeline.graph import Node, edges, read_graph
 from pipeline.reproduce import StageFailed, descendants, drop_experiments, experiment
-from pipeline.study.plan import Cell, Study
+from pipeline.study.plan import Cell, Plan, Study
 
 _reading = threading.Lock()  # DVC's own reader is not made for threads
 Say = Callable[[str], None]
@@ -48,7 +48,8 @@ def run_cells(study: Study, workers: int = 1, say: Say = print, root: Path = Pat
             running[earlier].exception()
         outcome = run_cell(study, study.cells[index], environment, root)
         done = sum(future.done() for future in running.values()) + 1
-        said = f"perplexity {outcome.result['perplexity']:.2f}" if outcome.result else outcome.error
+        measure = study.plan.measures[0]
+        said = f"{measure} {outcome.result[measure]:.4g}" if outcome.result else outcome.error
         ran = f"ran {', '.join(outcome.ran)}" if outcome.ran else "all from the cache"
         say(f"[{done}/{len(study.cells)}] {outcome.cell.name}: {said}" + (f" ({ran})" if outcome.result else ""))
         return outcome
@@ -70,23 +71,28 @@ def run_cell(study: Study, cell: Cell, environment: Mapping[str, str], root: Pat
         quiet: Say = lambda _: None  # noqa: E731
         answers = experiment(name, cell.settings, study.plan.stages, say=quiet, root=root, environment=dict(environment))
         ran = tuple(stage for stage, answer in answers.items() if answer == "ran")
-        return Outcome(cell, read_result(name, study.plan.result, root), ran=ran)
+        return Outcome(cell, read_result(name, study.plan, root), ran=ran)
     except StageFailed as error:
         if str(error).endswith("interrupted"):
             raise
         return Outcome(cell, None, " ".join(str(error).split()))
 
 
-def read_result(experiment: str, result: str, root: Path) -> Mapping[str, Any]:
-    """The result file of an experiment, from the cache. Raises StageFailed if it is not there."""
+def read_result(experiment: str, plan: Plan, root: Path) -> Mapping[str, Any]:
+    """The result file of an experiment, from the cache. Raises StageFailed if it is not there or lacks a measure."""
     import dvc.api
     from dvc.exceptions import DvcException
 
+    name = f"{DATA}{plan.result}"
     try:
         with _reading:
-            return json.loads(dvc.api.read(f"{DATA}{result}", repo=str(root), rev=experiment))
+            result = json.loads(dvc.api.read(name, repo=str(root), rev=experiment))
     except (DvcException, OSError, ValueError) as error:
-        raise StageFailed("", f"{DATA}{result} of experiment {experiment}: {error}") from None
+        raise StageFailed("", f"{name} of experiment {experiment}: {error}") from None
+    for measure in plan.measures:
+        if not isinstance(result, dict) or not isinstance(result.get(measure), int | float):
+            raise StageFailed("", f"{name}: '{measure}' is no number there ({result.get(measure)!r})")
+    return result
 
 
 def experiment_name(study: Study, cell: Cell) -> str:

@@ -24,10 +24,10 @@ class Comparison:
 
     varied: Settings
     n: int  # seeds that ran
-    perplexity: float | None  # mean over seeds
-    deviation: float | None  # sample standard deviation over seeds; None for one seed
-    low: float | None  # of the only seed's perplexity, by its own interval; None for more
-    high: float | None
+    values: Mapping[str, float]  # mean of each measure over seeds; empty if none ran
+    deviation: float | None = None  # sample standard deviation of the first over seeds; None for one seed
+    low: float | None = None  # the only seed's own interval, if it has one; None for more seeds
+    high: float | None = None
     difference: float | None = None  # mean over windows (and seeds)
     difference_low: float | None = None  # bootstrap over windows
     difference_high: float | None = None
@@ -46,7 +46,7 @@ def compare(study: Study, outcomes: Sequence[Outcome], seed: int = 0) -> list[Co
     made = []
     for group in groups.values():
         base = study.baseline_of(group[0].cell)
-        made.append(_compare(group, groups.get(_key(base), []) if base is not None else [], seed))
+        made.append(_compare(study.plan.measures, group, groups.get(_key(base), []) if base is not None else [], seed))
     return _holm(made)
 
 
@@ -55,23 +55,24 @@ def smallest_wilcoxon(n: int) -> float:
     return 2.0 ** (1 - n)
 
 
-def _compare(group: list[Outcome], base: list[Outcome], seed: int) -> Comparison:
+def _compare(measures: Sequence[str], group: list[Outcome], base: list[Outcome], seed: int) -> Comparison:
     ran = [one for one in group if one.result is not None]
     notes = []
     if len(ran) < len(group):
         notes.append(f"{len(group) - len(ran)} of {len(group)} failed: {next(one.error for one in group if one.error)}")
     if not ran:
-        return Comparison(group[0].cell.varied, 0, None, None, None, None, note=notes[0])
-    contracts = {_key(one.result["contract"]) for one in ran if one.result}
+        return Comparison(group[0].cell.varied, 0, {}, note=notes[0])
+    contracts = {_key(one.result.get("contract", {})) for one in ran if one.result}
     if len(contracts) > 1:
         notes.append("its seeds were not measured alike")
-    values = [float(one.result["perplexity"]) for one in ran if one.result]
-    low, high = ran[0].result["interval"] if len(ran) == 1 and ran[0].result else (None, None)
-    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    head = Comparison(group[0].cell.varied, len(ran), float(np.mean(values)), deviation, low, high)
+    values = {key: [float(one.result[key]) for one in ran if one.result] for key in measures}
+    low, high = ran[0].result.get("interval", (None, None)) if len(ran) == 1 and ran[0].result else (None, None)
+    deviation = float(np.std(values[measures[0]], ddof=1)) if len(ran) > 1 else None
+    means = {key: float(np.mean(some)) for key, some in values.items()}
+    head = Comparison(group[0].cell.varied, len(ran), means, deviation, low, high)
     partners = {one.cell.seed: one for one in base if one.result is not None}
     pairs = [(one.result, partners[one.cell.seed].result) for one in ran if one.cell.seed in partners]
-    alike = [(a, b) for a, b in pairs if a and b and a["contract"] == b["contract"]]
+    alike = [(a, b) for a, b in pairs if a and b and "windows" in a and a.get("contract") == b.get("contract")]
     if base and len(alike) < len(ran):
         notes.append(f"{len(ran) - len(alike)} without a baseline measured alike")
     if not alike:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.drawing.axes import fitting, linear, names
+from pipeline.drawing.axes import fitting, indices, linear, names
 from pipeline.drawing.chart import Key, Panel
 from pipeline.drawing.notation import between, fixed, number
 from pipeline.drawing.style import PAGE, THEME
@@ -27,8 +28,8 @@ def page(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Compariso
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    drawn = [one for one in compared if one.perplexity is not None]
-    panels = [_perplexities(study, outcomes, drawn)] if drawn else []
+    drawn = [one for one in compared if one.values]
+    panels = [_curve(study, drawn) if study.plan.curve else _values(study, outcomes, drawn)] if drawn else []
     if any(one.difference is not None for one in drawn):
         panels.append(_differences(study, outcomes, drawn))
     head, *body = rows(study, compared)
@@ -46,17 +47,19 @@ def page(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Compariso
     )
 
 
-def _perplexities(study: Study, outcomes: Sequence[Outcome], drawn: Sequence[Comparison]) -> str:
+def _values(study: Study, outcomes: Sequence[Outcome], drawn: Sequence[Comparison]) -> str:
+    """The first measure of every setting: its seeds and their mean, or its own interval."""
+    measure = study.plan.measures[0]
     found = {
-        label(one.varied): [o.result["perplexity"] for o in outcomes if o.cell.varied == one.varied and o.result] for one in drawn
+        label(one.varied): [o.result[measure] for o in outcomes if o.cell.varied == one.varied and o.result] for one in drawn
     }
     ends = [end for one in drawn for end in (one.low, one.high) if end is not None]
     x = fitting([*(value for values in found.values() for value in values), *ends])
     keys = [Key("a seed", "blue", "tick"), Key("mean", "blue", "dot")] if any(one.n > 1 for one in drawn) else []
-    means = [one.perplexity or 0.0 for one in drawn]
+    means = [one.values[measure] for one in drawn]
     panel = Panel(
-        "Perplexity" + (", logarithmic scale" if x.log else ""), x, names(list(found)),
-        x_label="perplexity, lower is better", height=ROW * len(drawn), rows=True, keys=keys,
+        measure.capitalize() + (", logarithmic scale" if x.log else ""), x, names(list(found)),
+        x_label=measure + (", lower is better" if measure == "perplexity" else ""), height=ROW * len(drawn), rows=True, keys=keys,
         notes=[number(mean) for mean in means],
     )  # fmt: skip
     for place, one in enumerate(drawn):
@@ -67,6 +70,24 @@ def _perplexities(study: Study, outcomes: Sequence[Outcome], drawn: Sequence[Com
     tips = [f"{name}: {number(mean)}" for name, mean in zip(found, means, strict=True)]
     panel.points(means, list(range(len(drawn))), "blue", "dot", tips)
     return panel.svg("; ".join(tips))
+
+
+def _curve(study: Study, drawn: Sequence[Comparison]) -> str:
+    """Every measure along the cells, in the study's order."""
+    looks = list(
+        zip(study.plan.measures, itertools.cycle([("blue", "dot"), ("rust", "square"), ("green", "diamond"), ("plum", "ring")]))
+    )
+    y = linear([value for one in drawn for value in one.values.values()], include=[0.0])
+    keys = [Key(measure, *look) for measure, look in looks]
+    panel = Panel(
+        "Along " + ", ".join(drawn[0].varied), indices(len(drawn)), y, x_label="place in the order of the table", keys=keys
+    )
+    places = list(range(len(drawn)))
+    for measure, (tone, mark) in looks:
+        ys = [one.values[measure] for one in drawn]
+        panel.line(places, ys, tone)
+        panel.points(places, ys, tone, mark, [f"{label(one.varied)}: {measure} {number(one.values[measure])}" for one in drawn])
+    return panel.svg("; ".join(f"{label(one.varied)}: {number(one.values[study.plan.measures[0]])}" for one in drawn))
 
 
 def _differences(study: Study, outcomes: Sequence[Outcome], drawn: Sequence[Comparison]) -> str:

@@ -34,7 +34,9 @@ class Plan(BaseModel):
 
     question: str
     stages: list[str] = Field(min_length=1)  # what each cell brings up to date
-    result: str  # the file below data/ that a cell is judged by, with `perplexity`, `windows` and `contract`
+    result: str  # the file below data/ that a cell is judged by
+    measures: list[str] = Field(default=["perplexity"], min_length=1)  # numbers in it; cells are compared by the first
+    curve: bool = False  # the cells are an order (checkpoints of one training run): draw the measures along it
     fixed: dict[str, Any] = {}
     vary: dict[str, list[Any]] = {}  # every combination is a cell
     cells: list[dict[str, Any]] = []  # further cells, spelled out

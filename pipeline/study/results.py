@@ -26,12 +26,13 @@ def write_results(study: Study, outcomes: Sequence[Outcome], compared: Sequence[
     rows = []
     for outcome in outcomes:
         result = outcome.result or {}
-        low, high = result.get("interval", (None, None))
         row = {"cell": outcome.cell.name, **{key: _text(value) for key, value in outcome.cell.varied.items()}}
-        row |= {"seed": outcome.cell.seed, "perplexity": result.get("perplexity"), "low": low, "high": high}
-        rows.append(row | {"sparsity": result.get("sparsity"), "error": outcome.error})
+        row |= {"seed": outcome.cell.seed, **{measure: result.get(measure) for measure in study.plan.measures}}
+        if "interval" in result:
+            row |= {"low": result["interval"][0], "high": result["interval"][1]}
+        rows.append(row | {"error": outcome.error})
     write_table(folder / f"{study.name}.csv", pd.DataFrame(rows))
-    windows = {outcome.cell.name: list(outcome.result["windows"]) for outcome in outcomes if outcome.result}
+    windows = {outcome.cell.name: list(outcome.result.get("windows", [])) for outcome in outcomes if outcome.result}
     write_json(
         folder / f"{study.name}.json",
         {
@@ -49,7 +50,7 @@ def contracts(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """The distinct contracts the cells were measured under, with the cells of each."""
     found: list[dict[str, Any]] = []
     for outcome in outcomes:
-        if outcome.result is None:
+        if outcome.result is None or "contract" not in outcome.result:
             continue
         same = next((one for one in found if one["contract"] == outcome.result["contract"]), None)
         if same is None:
@@ -76,10 +77,10 @@ def rows(study: Study, compared: Sequence[Comparison]) -> list[list[str]]:
     """The table's cells as text, its head first. A column without any entry is left out."""
     keys, paired = varied_keys(study.plan), bool(study.plan.baseline)
     seeds = max((one.n for one in compared), default=0)
-    head = [*(key.removesuffix(".method") for key in keys), "perplexity", "sd" if seeds > 1 else "interval"]
+    head = [*(key.removesuffix(".method") for key in keys), *study.plan.measures, "sd" if seeds > 1 else "interval"]
     head += ["difference", f"{CONFIDENCE:.0%} interval", "worse in"] * paired
     head += ["t-test", "Wilcoxon", "effect"] * (paired and seeds > 1) + ["note"]
-    lined = [head, *(_row(one, keys, seeds, paired) for one in compared)]
+    lined = [head, *(_row(one, keys, study.plan.measures, seeds, paired) for one in compared)]
     used = [index for index in range(len(head)) if any(row[index] for row in lined[1:])]
     return [[row[index] for index in used] for row in lined]
 
@@ -109,8 +110,9 @@ def label(varied: Settings) -> str:
     return " · ".join(_text(value) for value in varied.values())
 
 
-def _row(one: Comparison, keys: Sequence[str], seeds: int, paired: bool) -> list[str]:
-    row = [_text(one.varied.get(key, "")) for key in keys] + [_number(one.perplexity)]
+def _row(one: Comparison, keys: Sequence[str], measures: Sequence[str], seeds: int, paired: bool) -> list[str]:
+    row = [_text(one.varied.get(key, "")) for key in keys]
+    row += [_number(one.values.get(measure), 2 if measure == "perplexity" else 4) for measure in measures]
     row.append(_number(one.deviation) if seeds > 1 else _between(one.low, one.high, 2))
     if paired:
         row += [_number(one.difference, 3, sign=True), _between(one.difference_low, one.difference_high, 3)]

@@ -17,6 +17,7 @@ from pipeline.errors import PalimpsestError
 from pipeline.graph import read_graph
 from pipeline.study.cells import Outcome, first_runners
 from pipeline.study.compare import compare
+from pipeline.study.page import page
 from pipeline.study.plan import Cell, Plan, Study, merged, read_study
 from pipeline.study.results import table
 from tests.toy import REPOSITORY, make_toy, run
@@ -88,7 +89,7 @@ def test_an_unknown_study_names_those_there_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(path.stem for path in (REPOSITORY / "studies").glob("*.yaml")))
 def test_the_studies_that_come_along_can_be_run(name: str) -> None:
     study = read_study(name, REPOSITORY)
-    assert any(study.baseline_of(cell) for cell in study.cells)
+    assert study.plan.curve or any(study.baseline_of(cell) for cell in study.cells)
 
 
 def test_values_that_read_alike_get_names_of_their_own(tmp_path: Path) -> None:
@@ -147,6 +148,18 @@ def test_unlike_contracts_are_never_subtracted() -> None:
     outcomes = [outcome({"m": "a"}, None, [3.0, 3.1]), outcome({"m": "b"}, None, [3.0, 3.2], corpus="other")]
     compared = compare(study_of(outcomes), outcomes)[1]
     assert compared.difference is None and "without a baseline measured alike" in compared.note
+
+
+def test_a_curve_draws_every_measure_and_needs_no_windows() -> None:
+    plan = Plan(question="q", stages=["s"], result="r", measures=["gap", "ratio"], curve=True, vary={"m": ["early", "late"]})
+    cells = [Cell(name, {"m": name}, {"m": name}, None) for name in ("early", "late")]
+    outcomes = [Outcome(cell, {"gap": gap, "ratio": 0.5}) for cell, gap in zip(cells, (0.1, 0.4), strict=True)]
+    study = Study("one", plan, tuple(cells))
+    compared = compare(study, outcomes)
+    assert [one.values for one in compared] == [{"gap": 0.1, "ratio": 0.5}, {"gap": 0.4, "ratio": 0.5}]
+    assert "early  0.1000  0.5000" in table(study, outcomes, compared)
+    drawn = page(study, outcomes, compared)
+    assert drawn.count('<path class="line ') - drawn.count('h14"') == 2 and "early: gap 0.1" in drawn
 
 
 def test_a_failed_cell_is_a_row_that_says_why() -> None:
