@@ -271,6 +271,48 @@ def test_restored_sinks_in_every_way_the_model_runs(family: str, with_sinks: Any
     assert torch.equal(plain_logits(again, TEXT), logits)
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "falcon", "mistral_sliding"])
+def test_the_first_token_is_known_however_masks_and_positions_come(family: str, with_sinks: Any, tmp_path: Path) -> None:
+    """Padded texts with a static cache (the model is given masks [batch, head, token, key]), and packed ones."""
+    project = copy_project(with_sinks(family), tmp_path / "copy")
+    model = reload(repaired(project, [1, 2], sinks="restore", ridge=1e-2), trust_remote_code=True)
+    padded = torch.cat([torch.zeros(2, 3, dtype=torch.long), TEXT], 1)
+    mask = (torch.arange(12) >= 3).long().expand(2, -1)
+    settings: dict[str, Any] = {"max_new_tokens": 4, "min_new_tokens": 4, "do_sample": False}
+    settings |= {"return_dict_in_generate": True, "output_logits": True}
+    alone = model.generate(TEXT, attention_mask=torch.ones_like(TEXT), **settings)
+    static = model.generate(padded, attention_mask=mask, cache_implementation="static", **settings)
+    assert torch.equal(static.sequences[:, 3:], alone.sequences)
+    for one, other in zip(static.logits, alone.logits, strict=True):
+        assert relative_gap(one, other) < 1e-4
+
+    wanted, length = plain_logits(model, TEXT), TEXT.shape[1]
+    packed, places = TEXT.reshape(1, -1), torch.arange(length).repeat(2)[None]
+    text = torch.arange(2).repeat_interleave(length)
+    blocks = (text[:, None] == text) & torch.ones(2 * length, 2 * length, dtype=torch.bool).tril()
+    with torch.no_grad():
+        gaps = []
+        if family in ("llama", "gpt2"):  # the others make masks of their own beside the one they are given
+            gaps.append(model(packed, attention_mask=blocks[None, None], position_ids=places, use_cache=False).logits)
+        if family == "llama":
+            gaps.append(model(packed, position_ids=places, use_cache=False).logits)
+            additive = torch.zeros(blocks.shape).masked_fill(~blocks, torch.finfo(torch.float32).min)
+            gaps.append(model(packed, additive[None, None], places, use_cache=False).logits)
+            shifted = model(padded, mask, use_cache=False).logits[:, 3:]  # not by name, and rotary positions are relative
+            gaps.append(shifted.reshape(1, 2 * length, -1))
+    for found in gaps:
+        assert relative_gap(found.view(wanted.shape), wanted) < 1e-4
+
+
+def test_a_mask_that_does_not_tell_the_first_token_is_refused(with_sinks: Any, tmp_path: Path) -> None:
+    project = copy_project(with_sinks("llama"), tmp_path / "copy")
+    model = reload(repaired(project, [1, 2], sinks="restore", ridge=1e-2), trust_remote_code=True)
+    with pytest.raises(ValueError, match="does not say which one it is: give position_ids, a mask"):
+        model.note_inputs(input_ids=TEXT, attention_mask=object())
+    model.note_inputs(input_ids=TEXT, attention_mask=object(), position_ids=torch.arange(TEXT.shape[1])[None])
+    assert model.noted_inputs.first.nonzero().tolist() == [[0, 0]]
+
+
 @pytest.mark.parametrize("removed", [[0], [3], [0, 2]])
 @pytest.mark.parametrize("action", ["restore", "bypass"])
 def test_sinks_at_the_ends(removed: list[int], action: str, with_sinks: Any, tmp_path: Path) -> None:
