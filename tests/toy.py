@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from ruamel.yaml import YAML
 
+from pipeline.artifacts import write_table
 from pipeline.graph import read_graph
 
 REPOSITORY = Path(__file__).parent.parent
@@ -66,6 +68,15 @@ def make_toy(root: Path) -> Path:
     (root / "dvc.yaml").write_text(dvc.replace("python -m pipeline.runner", quick))
     subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
     return root
+
+
+def write_removal_inputs(data: Path) -> None:
+    """What the real stage `removal` reads, for a model of six blocks of which nothing costly was measured."""
+    pairs = [(i, j, 1 - 0.01 * (j - i)) for i in range(7) for j in range(i + 1, 7)]
+    write_table(data / "redundancy_pairs.csv", pd.DataFrame(pairs, columns=["i", "j", "cosine"]))
+    write_table(data / "redundancy_blocks.csv", pd.DataFrame({"block": range(6), "influence": 0.1, "influence_error": 0.0}))
+    write_table(data / "search_steps.csv", pd.DataFrame(columns=["step", "block", "divergence", "removed"]))
+    write_table(data / "search_windows.csv", pd.DataFrame(columns=["start", "stop", "divergence"]))
 
 
 def copy_toy(toy: Path, root: Path) -> Path:

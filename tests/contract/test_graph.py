@@ -45,6 +45,13 @@ def test_code_dependencies_are_what_the_code_imports(stage: str) -> None:
     )
 
 
+@pytest.mark.parametrize("stage", GRAPH)
+def test_nothing_is_listed_twice(stage: str) -> None:
+    node = GRAPH[stage]
+    for listed in (node.reads, node.code, node.writes, node.params):
+        assert len(set(listed)) == len(listed)
+
+
 def test_fixing_dvc_yaml_changes_code_dependencies_only(tmp_path: Path) -> None:
     text = (ROOT / "dvc.yaml").read_text()
     broken = text.replace("pipeline/artifacts.py, ", "").replace("stages/removal,", "stages/removal, pipeline/flow.py,")

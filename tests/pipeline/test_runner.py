@@ -12,14 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import torch
 
-from pipeline.artifacts import read_json, write_table
+from pipeline.artifacts import read_json
 from pipeline.runner import main
 from pipeline.tensors import write_tensors
-from tests.toy import REPOSITORY, set_key
+from tests.toy import REPOSITORY, set_key, write_removal_inputs
 
 Run = Callable[..., tuple[int, str]]
 
@@ -29,10 +28,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """dvc.yaml, params.yaml and what the stage `removal` reads, for a model of six blocks."""
     for name in ("dvc.yaml", "params.yaml"):
         shutil.copy(REPOSITORY / name, tmp_path / name)
-    pairs = [(i, j, 1 - 0.01 * (j - i)) for i in range(7) for j in range(i + 1, 7)]
-    write_table(tmp_path / "data/redundancy_pairs.csv", pd.DataFrame(pairs, columns=["i", "j", "cosine"]))
-    blocks = pd.DataFrame({"block": range(6), "influence": 0.1, "influence_error": 0.0})
-    write_table(tmp_path / "data/redundancy_blocks.csv", blocks)
+    write_removal_inputs(tmp_path / "data")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     return tmp_path
@@ -84,7 +80,7 @@ def test_a_wrong_value_of_any_stage_is_refused_before_any_work(
         (
             "  count: 3",
             "  cuont: 3",
-            "params.yaml: removal.cuont: unknown key; did you mean count? allowed: blocks, count, method, protect",
+            "params.yaml: removal.cuont: unknown key; did you mean count? allowed: axis, blocks, count, credit, method, protect, seed, spacing",
         ),
         ("removal:\n", "removol:\n", "params.yaml: removol: unknown section; did you mean removal? allowed: allocation, "),
         (
@@ -167,7 +163,7 @@ def test_a_stage_cannot_change_its_parameters(project: Path, run: Run, monkeypat
 
 def test_a_stage_that_leaves_an_output_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("stages.removal.run"), "run", lambda *_: None)
-    assert run() == (1, "removal: stage 'removal' ended without writing data/removal.json")
+    assert run() == (1, "removal: stage 'removal' ended without writing data/removal.json, data/removal_choices.csv")
 
 
 def test_an_unknown_stage(run: Run) -> None:
@@ -185,7 +181,7 @@ def test_a_truncated_or_foreign_tape(project: Path, run: Run, content: bytes | N
     write_tensors(tape, {"boundaries": torch.zeros(3, 2, 4, 8)})
     tape.write_bytes(tape.read_bytes()[:-64] if content is None else content)
     before = sorted((project / "data").rglob("*"))
-    status, said = run("redundancy")
+    status, said = run("peeling")
     assert status == 1 and "data/tape.safetensors: not a whole safetensors file" in said
     assert len(said.splitlines()) == 1
     assert sorted((project / "data").rglob("*")) == before
