@@ -88,8 +88,6 @@ def experiment(
         StageFailed: with the message of the stage that failed, or of DVC.
     """
     values = [f"--set-param={key}={_hydra(value)}" for key, value in settings.items()]
-    values = [f"--set-param={key}={_hydra(value)}" for key, value in settings.items()]
-    own = ["--copy-paths=data/corpus"] if (root / "data/corpus").is_dir() else []  # the user's text is not in git
     text = sorted((root / CORPUS).glob("[!.]*"))  # the user's own, which git does not bring along
     own = [f"--copy-paths={CORPUS}/{one.name}" for one in text if one.name != "README.md"]
     return _follow(["exp", "run", "--temp", f"--name={name}", *own, *values, *targets], say, root, environment)

@@ -12,9 +12,11 @@ from pathlib import Path
 def run_study(name: str, workers: int = 1, root: Path = Path(), say: Callable[[str], None] = print) -> str:
     """Run studies/NAME.yaml and return its table as text; write data/studies/NAME.csv and .json.
 
-    Raises PalimpsestError, before anything runs, if the study asks for what cannot be run.
+    Raises PalimpsestError, before anything runs, if the study asks for what cannot be run; and, with the table in its
+    message, if every cell failed.
     """
     from pipeline.artifacts import write_text
+    from pipeline.errors import PalimpsestError
     from pipeline.files import DATA
     from pipeline.study.cells import check_repository, run_cells
     from pipeline.study.compare import compare
@@ -29,4 +31,7 @@ def run_study(name: str, workers: int = 1, root: Path = Path(), say: Callable[[s
     compared = compare(study, outcomes)
     write_results(study, outcomes, compared, root)
     write_text(root / DATA / "studies" / f"{name}.html", page(study, outcomes, compared))
-    return table(study, outcomes, compared)
+    text = table(study, outcomes, compared)
+    if all(outcome.result is None for outcome in outcomes):
+        raise PalimpsestError(f"{text}\nEvery cell failed ({len(outcomes)} of {len(outcomes)}): there is nothing to compare")
+    return text

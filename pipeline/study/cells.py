@@ -7,15 +7,18 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from pydantic import BaseModel
 
 from pipeline.errors import PalimpsestError
 from pipeline.files import DATA
 from pipeline.graph import Node, edges, read_graph
-from pipeline.reproduce import StageFailed, descendants, drop_experiments, experiment
-from pipeline.study.plan import Cell, Plan, Study
+from pipeline.params import read_params, section_models
+from pipeline.reproduce import CORPUS, StageFailed, descendants, drop_experiments, experiment
+from pipeline.study.plan import Cell, Plan, Settings, Study, merged
 
 _reading = threading.Lock()  # DVC's own reader is not made for threads
 Say = Callable[[str], None]
@@ -29,6 +32,7 @@ class Outcome:
     result: Mapping[str, Any] | None
     error: str = ""
     ran: tuple[str, ...] = ()  # stages that really ran; the others came from the cache
+    shown: Mapping[str, Any] = field(default_factory=dict)  # what the plan asks to see beside the measures
 
 
 def run_cells(study: Study, workers: int = 1, say: Say = print, root: Path = Path()) -> list[Outcome]:
@@ -69,9 +73,11 @@ def run_cell(study: Study, cell: Cell, environment: Mapping[str, str], root: Pat
     name = experiment_name(study, cell)
     try:
         quiet: Say = lambda _: None  # noqa: E731
-        answers = experiment(name, cell.settings, study.plan.stages, say=quiet, root=root, environment=dict(environment))
+        settings = from_anywhere(cell.settings, root)
+        answers = experiment(name, settings, study.plan.stages, say=quiet, root=root, environment=dict(environment))
         ran = tuple(stage for stage, answer in answers.items() if answer == "ran")
-        return Outcome(cell, read_result(name, study.plan, root), ran=ran)
+        shown = {key: _read(name, file, root).get(key) for key, file in study.plan.show.items()}
+        return Outcome(cell, read_result(name, study.plan, root), ran=ran, shown=shown)
     except StageFailed as error:
         if str(error).endswith("interrupted"):
             raise
@@ -80,19 +86,61 @@ def run_cell(study: Study, cell: Cell, environment: Mapping[str, str], root: Pat
 
 def read_result(experiment: str, plan: Plan, root: Path) -> Mapping[str, Any]:
     """The result file of an experiment, from the cache. Raises StageFailed if it is not there or lacks a measure."""
+    result = _read(experiment, plan.result, root)
+    for measure in plan.measures:
+        if not isinstance(result.get(measure), int | float):
+            why = result.get("note") or repr(result.get(measure))  # what the stage itself says of it
+            raise StageFailed("", f"{DATA}{plan.result}: '{measure}' is no number there ({why})")
+    return result
+
+
+def from_anywhere(settings: Settings, root: Path) -> dict[str, Any]:
+    """`settings`, and beside them each key of params.yaml that names a file or folder of the project by a relative path, made
+    absolute: a cell runs in a folder of its own, with what git knows and the files of data/corpus.
+
+    Only keys that take any text are looked at (no method is taken for a folder of its name), and nothing inside data/.
+    """
+    whole, found = merged(read_params(root / "params.yaml"), settings), dict(settings)
+    for section, model in section_models().items():
+        for key, value in _texts(whole.get(section) or {}, model, section):
+            moved = [_absolute(one, root) for one in value] if isinstance(value, list) else _absolute(value, root)
+            if moved != value:
+                found[key] = moved
+    return found
+
+
+def _texts(values: Mapping[str, Any], model: type[BaseModel], path: str) -> list[tuple[str, Any]]:
+    """(dotted key, value) of all that may be any text, or a list of any texts."""
+    found: list[tuple[str, Any]] = []
+    for name, info in model.model_fields.items():
+        kind, value = info.annotation, values.get(name)
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, Mapping):
+            found += _texts(value, kind, f"{path}.{name}")
+        elif isinstance(value, str | list) and any(one in (str, list[str]) for one in (kind, *get_args(kind))):
+            found.append((f"{path}.{name}", value))
+    return found
+
+
+def _absolute(value: str, root: Path) -> str:
+    inside = Path(value).parts[:1] == (DATA.strip("/"),) or (root / CORPUS / value).exists()
+    there = value and not Path(value).is_absolute() and not inside and (root / value).exists()
+    return str((root / value).resolve()) if there else value
+
+
+def _read(experiment: str, file: str, root: Path) -> Mapping[str, Any]:
+    """A JSON file below data/ as an experiment left it, from the cache. Raises StageFailed if it is not there."""
     import dvc.api
     from dvc.exceptions import DvcException
 
-    name = f"{DATA}{plan.result}"
+    name = f"{DATA}{file}"
     try:
         with _reading:
-            result = json.loads(dvc.api.read(name, repo=str(root), rev=experiment))
+            found = json.loads(dvc.api.read(name, repo=str(root), rev=experiment))
     except (DvcException, OSError, ValueError) as error:
         raise StageFailed("", f"{name} of experiment {experiment}: {error}") from None
-    for measure in plan.measures:
-        if not isinstance(result, dict) or not isinstance(result.get(measure), int | float):
-            raise StageFailed("", f"{name}: '{measure}' is no number there ({result.get(measure)!r})")
-    return result
+    if not isinstance(found, dict):
+        raise StageFailed("", f"{name} of experiment {experiment}: no object, so it has no keys")
+    return found
 
 
 def experiment_name(study: Study, cell: Cell) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,7 @@ class Comparison:
     wilcoxon: float | None = None
     effect: float | None = None  # mean difference over its deviation, over seeds
     note: str = ""
+    shown: Mapping[str, str] = field(default_factory=dict)  # as text; where seeds differ, that of each
 
 
 def compare(study: Study, outcomes: Sequence[Outcome], seed: int = 0) -> list[Comparison]:
@@ -69,7 +70,8 @@ def _compare(measures: Sequence[str], group: list[Outcome], base: list[Outcome],
     low, high = ran[0].result.get("interval", (None, None)) if len(ran) == 1 and ran[0].result else (None, None)
     deviation = float(np.std(values[measures[0]], ddof=1)) if len(ran) > 1 else None
     means = {key: float(np.mean(some)) for key, some in values.items()}
-    head = Comparison(group[0].cell.varied, len(ran), means, deviation, low, high)
+    shown = {key: _shown([one.shown.get(key) for one in ran]) for key in ran[0].shown}
+    head = Comparison(group[0].cell.varied, len(ran), means, deviation, low, high, shown=shown)
     partners = {one.cell.seed: one for one in base if one.result is not None}
     pairs = [(one.result, partners[one.cell.seed].result) for one in ran if one.cell.seed in partners]
     alike = [(a, b) for a, b in pairs if a and b and "windows" in a and a.get("contract") == b.get("contract")]
@@ -91,6 +93,11 @@ def _compare(measures: Sequence[str], group: list[Outcome], base: list[Outcome],
         note="; ".join(notes),
         **_tests(by_seed),
     )
+
+
+def _shown(values: Sequence[Any]) -> str:
+    texts = [" ".join(map(str, value)) if isinstance(value, list) else "" if value is None else str(value) for value in values]
+    return " / ".join(texts if len(set(texts)) > 1 else texts[:1])
 
 
 def _tests(differences: np.ndarray) -> dict[str, Any]:

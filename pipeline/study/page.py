@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.drawing.axes import fitting, indices, linear, names
+from pipeline.drawing.axes import Axis, fitting, linear, names
 from pipeline.drawing.chart import Key, Panel
 from pipeline.drawing.notation import between, fixed, number
 from pipeline.drawing.style import PAGE, THEME
@@ -29,7 +31,7 @@ def page(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Compariso
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     drawn = [one for one in compared if one.values]
-    panels = [_curve(study, drawn) if study.plan.curve else _values(study, outcomes, drawn)] if drawn else []
+    panels = [_curve(study, compared) if study.plan.curve else _values(study, outcomes, drawn)] if drawn else []
     if any(one.difference is not None for one in drawn):
         panels.append(_differences(study, outcomes, drawn))
     head, *body = rows(study, compared)
@@ -72,22 +74,31 @@ def _values(study: Study, outcomes: Sequence[Outcome], drawn: Sequence[Compariso
     return panel.svg("; ".join(tips))
 
 
-def _curve(study: Study, drawn: Sequence[Comparison]) -> str:
-    """Every measure along the cells, in the study's order."""
+def _curve(study: Study, compared: Sequence[Comparison]) -> str:
+    """Every measure along the cells, in the study's order; a hole where a cell failed."""
     looks = list(
         zip(study.plan.measures, itertools.cycle([("blue", "dot"), ("rust", "square"), ("green", "diamond"), ("plum", "ring")]))
     )
-    y = linear([value for one in drawn for value in one.values.values()], include=[0.0])
+    y = linear([value for one in compared for value in one.values.values()], include=[0.0])
     keys = [Key(measure, *look) for measure, look in looks]
-    panel = Panel(
-        "Along " + ", ".join(drawn[0].varied), indices(len(drawn)), y, x_label="place in the order of the table", keys=keys
-    )
-    places = list(range(len(drawn)))
+    labels = [label(one.varied) for one in compared]
+    panel = Panel("Along " + ", ".join(compared[0].varied), _places(labels), y, x_label="cell, in the table's order", keys=keys)
+    places = list(range(len(compared)))
     for measure, (tone, mark) in looks:
-        ys = [one.values[measure] for one in drawn]
+        ys = [one.values.get(measure, math.nan) for one in compared]
         panel.line(places, ys, tone)
-        panel.points(places, ys, tone, mark, [f"{label(one.varied)}: {measure} {number(one.values[measure])}" for one in drawn])
-    return panel.svg("; ".join(f"{label(one.varied)}: {number(one.values[study.plan.measures[0]])}" for one in drawn))
+        tips = [f"{name}: {measure} {number(value)}" for name, value in zip(labels, ys, strict=True)]
+        panel.points(places, ys, tone, mark, tips)
+    first = [one.values.get(study.plan.measures[0], math.nan) for one in compared]
+    return panel.svg("; ".join(f"{name}: {number(value)}" for name, value in zip(labels, first, strict=True)))
+
+
+def _places(labels: Sequence[str]) -> Axis:
+    """A place per cell, named by as many of the labels as there is room for; of a long path by its end."""
+    short = [text if len(text) <= 16 else f"…{text[-15:]}" for text in labels]
+    step = math.ceil(sum(len(text) + 2 for text in short) / 55)
+    axis = names(short)
+    return replace(axis, ticks=axis.ticks[::step])
 
 
 def _differences(study: Study, outcomes: Sequence[Outcome], drawn: Sequence[Comparison]) -> str:

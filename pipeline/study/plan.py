@@ -36,6 +36,7 @@ class Plan(BaseModel):
     stages: list[str] = Field(min_length=1)  # what each cell brings up to date
     result: str  # the file below data/ that a cell is judged by
     measures: list[str] = Field(default=["perplexity"], min_length=1)  # numbers in it; cells are compared by the first
+    show: dict[str, str] = {}  # further columns: a key, and the JSON file below data/ that has it
     curve: bool = False  # the cells are an order (checkpoints of one training run): draw the measures along it
     fixed: dict[str, Any] = {}
     vary: dict[str, list[Any]] = {}  # every combination is a cell
@@ -134,7 +135,8 @@ def _plain(error: Any) -> str:
 
 
 def _check_plan(plan: Plan, path: Path, root: Path) -> None:
-    from pipeline.graph import read_graph
+    from pipeline.graph import edges, read_graph
+    from pipeline.reproduce import descendants
 
     graph = read_graph(root / "dvc.yaml")
     for stage in plan.stages:
@@ -144,6 +146,11 @@ def _check_plan(plan: Plan, path: Path, root: Path) -> None:
     if not writers or writers[0] not in plan.stages:
         needed = f"add '{writers[0]}' to stages" if writers else "see dvc.yaml for what stages write"
         raise StudyError(f"{path}: result: none of the stages named writes data/{plan.result}; {needed}")
+    for key, file in plan.show.items():
+        makes = [name for name, node in graph.items() if file in node.writes]
+        back = {(end, start) for start, end in edges(graph)}
+        if not file.endswith(".json") or not makes or makes[0] not in descendants(plan.stages, back):
+            raise StudyError(f"{path}: show.{key}: none of the stages that run writes a JSON file data/{file}")
     if len(plan.seeds) > 1:
         raise StudyError(f"{path}: seeds: one key with its list of values, not {', '.join(plan.seeds)}")
     empty = [f"{group}.{key}" for group in ("vary", "seeds") for key, values in getattr(plan, group).items() if not values]

@@ -28,6 +28,7 @@ def write_results(study: Study, outcomes: Sequence[Outcome], compared: Sequence[
         result = outcome.result or {}
         row = {"cell": outcome.cell.name, **{key: _text(value) for key, value in outcome.cell.varied.items()}}
         row |= {"seed": outcome.cell.seed, **{measure: result.get(measure) for measure in study.plan.measures}}
+        row |= {key: _text(outcome.shown.get(key, "")) for key in study.plan.show}
         if "interval" in result:
             row |= {"low": result["interval"][0], "high": result["interval"][1]}
         rows.append(row | {"error": outcome.error})
@@ -79,8 +80,11 @@ def rows(study: Study, compared: Sequence[Comparison]) -> list[list[str]]:
     seeds = max((one.n for one in compared), default=0)
     head = [*(key.removesuffix(".method") for key in keys), *study.plan.measures, "sd" if seeds > 1 else "interval"]
     head += ["difference", f"{CONFIDENCE:.0%} interval", "worse in"] * paired
-    head += ["t-test", "Wilcoxon", "effect"] * (paired and seeds > 1) + ["note"]
-    lined = [head, *(_row(one, keys, study.plan.measures, seeds, paired) for one in compared)]
+    head += ["t-test", "Wilcoxon", "effect"] * (paired and seeds > 1) + [*study.plan.show, "note"]
+    lined = [head]
+    for one in compared:
+        row = _row(one, keys, study.plan.measures, seeds, paired)
+        lined.append([*row, *(one.shown.get(key, "") for key in study.plan.show), one.note])
     used = [index for index in range(len(head)) if any(row[index] for row in lined[1:])]
     return [[row[index] for index in used] for row in lined]
 
@@ -119,7 +123,7 @@ def _row(one: Comparison, keys: Sequence[str], measures: Sequence[str], seeds: i
         row.append("" if one.windows_worse is None else f"{one.windows_worse:.0%}")
         if seeds > 1:
             row += [_p(one.t_test), _p(one.wilcoxon), _number(one.effect, 2, sign=True)]
-    return [*row, one.note]
+    return row
 
 
 def _number(value: float | None, digits: int = 2, sign: bool = False) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from scipy import stats
 
 from pipeline.errors import PalimpsestError
 from pipeline.graph import read_graph
-from pipeline.study.cells import Outcome, first_runners
+from pipeline.study.cells import Outcome, first_runners, from_anywhere
 from pipeline.study.compare import compare
 from pipeline.study.page import page
 from pipeline.study.plan import Cell, Plan, Study, merged, read_study
@@ -71,6 +72,8 @@ def test_cells_are_every_combination_with_every_seed(tmp_path: Path) -> None:
         ({"seeds": {"tokens.seed": [0], "evaluation.seed": [0]}}, ("seeds", "one key")),
         ({"fixed": {"masking.method": "wanda"}}, ("masking.method", "twice")),
         ({"seeds": {"tokens.seed": ["a"]}}, ("seeds.tokens.seed", "integer")),
+        ({"show": {"removed": "no.json"}}, ("show.removed", "data/no.json")),
+        ({"show": {"perplexity": "evaluation/dense.json"}}, ("show.perplexity", "none of the stages that run")),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], says: tuple[str, ...]) -> None:
@@ -113,6 +116,28 @@ def test_a_cell_waits_for_the_first_that_shares_a_stage_and_no_other(tmp_path: P
     assert waits["magnitude-pals-seed0"] == [index["magnitude-uniform-seed0"]]  # all before allocation
     assert waits["wanda-pals-seed0"] == [index["magnitude-uniform-seed0"], index["magnitude-pals-seed0"]]  # and pals itself
     assert waits["magnitude-uniform-seed1"] == [index["magnitude-uniform-seed0"]]  # the model
+
+
+def test_a_relative_path_still_means_the_projects_own(tmp_path: Path) -> None:
+    """Set by the cell or in params.yaml; what is no path, lies in data/ or names a method stays as it is."""
+    root = project(tmp_path)
+    for folder in ("ckpt/step0", "demo", "data/own", "main"):
+        (root / folder).mkdir(parents=True)
+    (root / "data/corpus").mkdir()
+    for file in ("text/a.txt", "data/corpus/b.txt", "b.txt"):
+        (root / file).parent.mkdir(exist_ok=True)
+        (root / file).write_text("text")
+    files = ["text/a.txt", "b.txt", "/nowhere/c.txt", "missing.txt"]
+    settings = {"model.source": "demo", "model.path": "ckpt/step0", "tokens.calibration_files": files, "removal.count": 2}
+    found = from_anywhere(settings, root)
+    assert found["model.path"] == str(root / "ckpt/step0") and found["model.source"] == "demo"
+    assert found["tokens.calibration_files"] == [str(root / "text/a.txt"), *files[1:]]
+    assert settings["model.path"] == "ckpt/step0", "what the study's files say stays free of this machine"
+    assert from_anywhere({"model.path": "data/own"}, root)["model.path"] == "data/own"
+    text = (root / "params.yaml").read_text()
+    (root / "params.yaml").write_text(text.replace("model:\n", "model:\n  path: ckpt/step0\n") if "  path:" not in text
+                                      else re.sub(r"(\n  path:) \S+", r"\1 ckpt/step0", text, count=1))  # fmt: skip
+    assert from_anywhere({}, root)["model.path"] == str(root / "ckpt/step0"), "said in params.yaml itself"
 
 
 def outcome(varied: dict[str, Any], seed: int | None, windows: list[float], corpus: str = "c") -> Outcome:
@@ -162,6 +187,29 @@ def test_a_curve_draws_every_measure_and_needs_no_windows() -> None:
     assert drawn.count('<path class="line ') - drawn.count('h14"') == 2 and "early: gap 0.1" in drawn
 
 
+def test_a_curve_has_a_hole_where_a_cell_failed() -> None:
+    plan = Plan(question="q", stages=["s"], result="r", measures=["gap"], curve=True, vary={"m": ["a1", "b2", "c3", "d4"]})
+    cells = [Cell(name, {"m": name}, {"m": name}, None) for name in plan.vary["m"]]
+    outcomes = [Outcome(cell, {"gap": 0.5}) if cell.name != "b2" else Outcome(cell, None, "model: gone") for cell in cells]
+    study = Study("one", plan, tuple(cells))
+    drawn = page(study, outcomes, compare(study, outcomes))
+    (line,) = re.findall(r'<path class="line blue" d="([^"]+)"', drawn)
+    assert line.count("M") == 2 and line.count("L") == 1, "a alone, then c to d"
+    assert all(f">{name}</text>" in drawn for name in plan.vary["m"])
+
+
+def test_what_the_plan_shows_is_a_column() -> None:
+    plan = Plan(question="q", stages=["s"], result="r", vary={"m": ["a", "b"]}, show={"removed": "removal.json"})
+    made = [(name, seed, [seed, 3] if name == "b" else [7]) for name in ("a", "b") for seed in (0, 1)]
+    outcomes = [
+        Outcome(Cell(f"{name}{seed}", {"m": name}, {"m": name}, seed), {"perplexity": 2.0}, shown={"removed": removed})
+        for name, seed, removed in made
+    ]
+    study = Study("one", plan, tuple(one.cell for one in outcomes))
+    text = table(study, outcomes, compare(study, outcomes)).splitlines()
+    assert text[0].split()[-1] == "removed" and text[1].endswith("  7") and text[2].endswith("  0 3 / 1 3")
+
+
 def test_a_failed_cell_is_a_row_that_says_why() -> None:
     outcomes = [
         outcome({"m": "a"}, None, [3.0, 3.1]),
@@ -178,6 +226,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "studies").mkdir()
     vary = {"masking.method": ["wanda", "magnitude"]}
     plan = {key: value for key, value in GOOD.items() if key != "seeds"} | {"vary": vary, "baseline": {"masking.method": "wanda"}}
+    plan["show"] = {"word": "evaluation/masked.json"}
     YAML().dump(plan, root / "studies/one.yaml")
     (root / "data/corpus/mine.txt").write_text("text\n")
     identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
@@ -203,6 +252,16 @@ def test_a_study_runs_shared_stages_once_and_again_finds_everything(toy: Path) -
     assert page.count("<svg") == 2 and "magnitude" in page and "corpus toy" in page
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
 
+    assert table.word.nunique() == 2 and set(table.word.str.len()) == {64}
+
     again = run(toy, "pipeline", "study", "one", TOY_FAILS="masking")  # would fail if anything ran again
     assert again.returncode == 0 and again.stdout.count("all from the cache") == 2
     assert (toy / "data/studies/one.csv").read_text() == table.to_csv(index=False, lineterminator="\n")
+
+
+def test_a_study_in_which_every_cell_fails_fails(toy: Path) -> None:
+    plan = {key: value for key, value in GOOD.items() if key not in ("seeds", "baseline")}
+    YAML().dump(plan | {"vary": {"masking.method": ["sparsegpt"]}}, toy / "studies/two.yaml")
+    done = run(toy, "pipeline", "study", "two", TOY_FAILS="masking")
+    assert done.returncode == 1 and "Every cell failed (1 of 1)" in done.stderr and "no column 'y'" in done.stderr
+    assert pd.read_csv(toy / "data/studies/two.csv").error[0].startswith("masking")
