@@ -181,5 +181,7 @@ def _verdict(
     if unlike:
         some = "; ".join(f"{i}-{j}: {types[i]} and {types[j]}" for i, j in unlike[:3])
         say(f"{len(unlike)} pairs of unlike blocks not measured ({some})")
+    if "note" in found:
+        say(found["note"])
     say(f"regime: {found['regime']}" + (f", interchange / replacement {found['ratio']:.2f}" if "ratio" in found else ""))
     return found

@@ -88,6 +88,14 @@ def test_regimes(replacement: list[float], interchange: list[float], regime: str
     if regime == "uninformative":
         assert (found["ratio"], found["pairs"]) == (pytest.approx(0.75), 3)
         assert found["interchange_above_replacement"] == 1 and found["gap"] == pytest.approx(0.2 / 3)
+    if regime == "tied":
+        assert (found["replacement"], found["replacement_mean"]) == (0.02, pytest.approx(5.03 / 3)), "median, mean"
+        assert found["gap"] == pytest.approx(found["replacement_mean"] - found["interchange_mean"])
+
+
+def test_no_regime_says_why() -> None:
+    assert "finite" in verdict(np.array([np.nan]), np.array([1.0]), 0.1, 0.5)["note"]
+    assert "no two adjacent inner blocks" in verdict(np.zeros(0), np.zeros(0), 0.1, 0.5)["note"]
 
 
 def test_alignment_is_one_for_a_rotated_copy_and_known_otherwise() -> None:
