@@ -132,20 +132,23 @@ def sweep(
     streams = _first_streams(variants, blocks)
 
     def run(step: Step, parts: list[tuple[_Stream, list[int]]]) -> None:
-        """Push the streams of `parts` through one step, a batch at a time; what they were is dropped as it goes."""
+        """Push the streams of `parts` through one step, a batch at a time; what they were is let go before the step."""
         block = block_of(step)
         with ExitStack() as changes:
             if isinstance(step, Changed):
                 changes.enter_context(step.change(decoder.blocks[step.block]))
             while parts:
-                some, parts = parts[:stack], parts[stack:]
+                some, parts[:] = parts[:stack], parts[stack:]
                 batch = torch.cat([hidden(one).to(decoder.device) for one, _ in some])
-                out = step(batch) if block is None else decoder.call(block, batch)  # type: ignore[operator,misc]
-                for (one, members), part in zip(some, out.split(rows), strict=True):
-                    streams.append(_Stream(one.base, members, one.done + 1, part))
+                for one, members in some:
                     one.members = [member for member in one.members if member not in members]
                     if not one.members:
                         streams.remove(one)
+                        one.hidden = None
+                out = step(batch) if block is None else decoder.call(block, batch)  # type: ignore[operator,misc]
+                for (one, members), part in zip(some, out.split(rows), strict=True):
+                    # A view would keep the whole batch alive for as long as any stream of it waits.
+                    streams.append(_Stream(one.base, members, one.done + 1, part.clone() if len(some) > 1 else part))
 
     def hidden(one: _Stream) -> Tensor:
         return prompts.read(one.base, start, stop) if one.hidden is None else one.hidden

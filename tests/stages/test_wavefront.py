@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from stages.decoder import wavefront
 from stages.decoder.skeleton import Decoder
 from stages.decoder.tape import Tape
 from stages.decoder.wavefront import Changed, Prompts, Variant, chunks, measure, sweep
@@ -103,6 +105,36 @@ def test_neither_batches_nor_the_budget_change_the_result(
     expected = torch.stack([plain_kl(model, rewired(model, order), ids) for order in wanted])
     found = measure(decoder, list(map(as_variant, wanted)), prompts, batch_tokens=batch_tokens, memory=memory)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("stack", [1, 4, 100])
+def test_streams_stay_within_the_budget(
+    stack: int, llama: tuple[Any, Decoder, Prompts, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the streams keep alive when a block is called, the batch itself apart: counted by storage, so views count whole."""
+    _, decoder, prompts, _ = llama
+    alive: weakref.WeakSet[wavefront._Stream] = weakref.WeakSet()
+
+    class Noted(wavefront._Stream):
+        def __init__(self, *args: Any):
+            super().__init__(*args)
+            alive.add(self)
+
+    held: list[int] = []
+    call = decoder.call
+
+    def watched(index: int, hidden: Tensor) -> Tensor:
+        storages = {one.hidden.untyped_storage() for one in alive if one.hidden is not None}
+        held.append(sum({one.data_ptr(): one.nbytes() for one in storages}.values()) + hidden.nbytes)
+        return call(index, hidden)
+
+    monkeypatch.setattr(wavefront, "_Stream", Noted)
+    monkeypatch.setattr(decoder, "call", watched)
+    variants = [as_variant(order) for order in orders(decoder.block_types())]
+    budget = len(variants) * COUNT * LENGTH * decoder.width * decoder.dtype.itemsize
+    assert chunks(len(variants), prompts, decoder.dtype.itemsize, budget) == (COUNT, len(variants))
+    measure(decoder, variants, prompts, batch_tokens=stack * COUNT * LENGTH, memory=budget)
+    assert held and max(held) <= budget
 
 
 def test_the_last_position_alone(llama: tuple[Any, Decoder, Prompts, Tensor]) -> None:
