@@ -311,6 +311,17 @@ class Decoder:
         return set()
 
 
+def as_stored(decoder: Decoder) -> Decoder:
+    """A decoder of the same checkpoint with weights as precise as they are stored: `decoder` itself, or one in float32.
+
+    For what weights decide, or what is written back: neither may depend on the dtype of forward passes.
+    """
+    wide = {dtype for _, dtype in decoder.checkpoint.specs.values() if dtype.is_floating_point and dtype.itemsize > 1}
+    if decoder.dtype == torch.float32 or wide <= {decoder.dtype}:
+        return decoder
+    return Decoder(decoder.checkpoint.path, torch.float32, decoder.device, decoder.checkpoint.trust_remote_code)
+
+
 class _Stopped(Exception):
     """Ends a forward pass that has shown what it was run for."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import pandas as pd
@@ -17,7 +17,7 @@ from pipeline.files import Files
 from pipeline.tensors import Spec, TensorFile, TensorWriter
 from stages.decoder.masks import kept_name, mask_name, pack_mask, packed_shape, weight_name
 from stages.decoder.matrices import Matrix, prunable_matrices
-from stages.decoder.skeleton import Decoder
+from stages.decoder.skeleton import Decoder, as_stored
 from stages.decoder.stream import Stream, advance, embed, read_windows
 from stages.masking import Masking, Params
 from stages.masking.budget import Budget, Pruned, kept_share
@@ -58,6 +58,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     """Write `masks.safetensors` (see `stages.decoder.masks`) and `masks.csv`, a row per matrix."""
     compute, wanted = params.compute, params.masking
     decoder = Decoder(inputs["model"], compute.resolve_dtype(), compute.resolve_device())
+    source = as_stored(decoder)
     shares = Shares(read_table(inputs["allocation.csv"], ("block", "matrix"), ("sparsity",)), len(decoder))
     ids = read_windows(TensorFile(inputs["tokens.safetensors"]), "calibration", decoder)
     matrices = [prunable_matrices(block) for block in decoder.blocks]
@@ -80,7 +81,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         if changes and wishes[key].share > 0:
             specs[weight_name(*key)] = (size, stored)
     file = TensorWriter(outputs["masks.safetensors"], specs, {"bits": "1 = kept; least significant bit first, along the inputs"})
-    _plan(decoder, sizes, ids.numel(), compute.batch_tokens, file, streams, changes)
+    _plan(decoder, source, sizes, ids.numel(), compute.batch_tokens, file, streams, changes)
 
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
@@ -91,9 +92,9 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
             embed(decoder, ids, stream, compute.batch_tokens)
         statistics = TensorFile(inputs["statistics.safetensors"]) if needs_inputs and stream is None else None
         for index in progress(range(len(decoder)), "block"):
-            with decoder.block(index) as block:
+            with decoder.block(index) if streams else nullcontext() as block, source.block(index) as exact:
                 for matrix in matrices[index]:
-                    _check_weights(matrix.view(block), index, matrix)
+                    _check_weights(matrix.view(exact), index, matrix)
                 if stream is not None:
                     dense = wanted.activations == "tape"
                     groups = collect(
@@ -103,12 +104,14 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
                     groups = [([m], _saved(statistics, index, m, sizes[index, m.name][1])) for m in matrices[index]]
                 for members, seen in groups:
                     for some in _alike(members, {m.name: wishes[index, m.name] for m in members}):
-                        weights = [matrix.view(block) for matrix in some]
+                        weights = [matrix.view(exact) for matrix in some]
                         asked = [wishes[index, matrix.name] for matrix in some]
                         method, pruned = _prune(wanted, weights, seen, asked, len(ids), f"block {index}, {some[0].name}")
                         for matrix, weight, one in zip(some, weights, pruned, strict=True):
                             rows.append(_row(index, matrix, weight, one, shares, seen, method))
                             _write(file, index, matrix.name, weight, one)
+                            if block is not None and block is not exact:
+                                matrix.view(block).copy_(weight)
                 del groups
                 if stream is not None and wanted.activations == "pruned" and index + 1 < len(decoder):
                     advance(decoder, index, stream, compute.batch_tokens)
@@ -119,6 +122,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
 
 def _plan(
     decoder: Decoder,
+    source: Decoder,
     sizes: dict[Key, tuple[int, int]],
     tokens: int,
     batch_tokens: int,
@@ -127,19 +131,23 @@ def _plan(
     grams: bool,
 ) -> None:
     batch_bytes = min(batch_tokens, tokens) * decoder.width * decoder.dtype.itemsize
-    shared: dict[tuple[str, int], int] = {}  # matrices of one module with as many inputs most often share them
-    for (block, name), (_, columns) in sizes.items():
-        if block == 0:
-            module, _, last = name.rpartition(".")
-            shared[name if last.isdigit() else module, columns] = columns
-    gram_bytes = sum(columns**2 for columns in shared.values()) * 8 + 4 * max(shared.values()) ** 2 * 8 if grams else 0
+    block_bytes = 3 * source.block_bytes() + (decoder.block_bytes() if streams and source is not decoder else 0)
     plan(
-        memory=3 * decoder.block_bytes() + 16 * batch_bytes + gram_bytes,
+        memory=block_bytes + 16 * batch_bytes + (gram_bytes(sizes) if grams else 0),
         disk=file.bytes + (tokens * decoder.width * decoder.dtype.itemsize if streams else 0),
         folder=file.path.parent,
         memory_key="compute.batch_tokens",
         disk_key="tokens.calibration_windows",
     )
+
+
+def gram_bytes(sizes: dict[Key, tuple[int, int]]) -> int:
+    """Bytes of the Grams of the block that needs most, and of the work on the largest; `sizes` as `budgets` takes them."""
+    shared: dict[int, dict[tuple[str, int], int]] = {}  # matrices of one module with as many inputs most often share them
+    for (block, name), (_, columns) in sizes.items():
+        module, _, last = name.rpartition(".")
+        shared.setdefault(block, {})[name if last.isdigit() else module, columns] = columns
+    return max(8 * (sum(c**2 for c in widths.values()) + 4 * max(widths.values()) ** 2) for widths in shared.values())
 
 
 def _alike(members: list[Matrix], wishes: dict[str, Budget]) -> list[list[Matrix]]:
@@ -213,7 +221,10 @@ def _row(
 
 
 def _write(file: TensorWriter, index: int, name: str, weight: Tensor, one: Pruned) -> None:
-    """Write the mask, and the weights where they are to be changed; leave in `weight` what the export will hold."""
+    """Write the mask, and the weights where they are to be changed; leave in `weight` what the export will hold.
+
+    `weight` is as precise as the checkpoint or more so, never less: what is written was rounded to the checkpoint's dtype alone.
+    """
     file.write(mask_name(index, name), pack_mask(one.keep))
     file.write(kept_name(index, name), one.keep.sum().view(1))
     if weight_name(index, name) in file.specs:

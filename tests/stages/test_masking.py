@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.errors import PalimpsestError
 from pipeline.tensors import TensorFile
-from stages.decoder.masks import apply_masks
+from stages.decoder.masks import apply_masks, read_mask
 from tests.models import FAMILIES, _config
 from tests.plain import blocks_of, matrix_inputs, matrix_of, plain_losses, plain_variant, read_masks, relative_gap
 from tests.project import Project
@@ -101,6 +101,41 @@ def test_every_method_is_the_published_one(family: str, way: dict[str, Any], cop
         apply_masks(block, TensorFile(path), 1)
         for name in [name for index, name in masks if index == 1]:
             assert relative_gap(matrix_of(block, name), pruned[1, name]) < 3e-5
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_moe"])
+def test_what_weights_alone_decide_is_the_same_in_any_precision_of_forward_passes(family: str, copied: Finished) -> None:
+    project = copied(family)
+    single, half = (
+        project.run("masking", compute={"dtype": dtype}, masking={"method": "magnitude"}).read_bytes()
+        for dtype in ("float32", "bfloat16")
+    )
+    assert single == half
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_moe"])
+def test_mended_weights_are_as_precise_as_the_checkpoint_whatever_forward_passes_run_in(family: str, copied: Finished) -> None:
+    """The first column is never mended: what stays of it is untouched. The last one is, and lies between bfloat16's numbers."""
+    project = copied(family)
+    path = project.run("masking", compute={"dtype": "bfloat16"}, masking={"method": "sparsegpt"})
+    masks, stored = read_masks(path, project.model), load_file(path)
+    for (block, name), keep in masks.items():
+        new, old = stored[f"weights.blocks.{block}.{name}"], matrix_of(blocks_of(project.model)[block], name)
+        assert new.dtype == torch.float32 and torch.equal(new[:, 0], old[:, 0] * keep[:, 0]), name
+        last = new[:, -1][keep[:, -1]]
+        assert not (last == last.bfloat16().float()).all(), name
+
+
+def test_a_checkpoint_in_half_precision_gets_weights_in_its_own_dtype(copied: Finished) -> None:
+    project = copied("llama")
+    folder = project.data / "model" / "model.safetensors"
+    half = {name: value.bfloat16() for name, value in load_file(folder).items()}
+    save_file(half, folder, metadata={"format": "pt"})
+    path = project.run("masking", compute={"dtype": "float16"}, masking={"method": "sparsegpt"})
+    new = load_file(path)["weights.blocks.0.self_attn.q_proj"]
+    keep = read_mask(TensorFile(path), 0, "self_attn.q_proj", tuple(new.shape))
+    old = half["model.layers.0.self_attn.q_proj.weight"]
+    assert new.dtype == torch.bfloat16 and torch.equal(new[:, 0], old[:, 0] * keep[:, 0])
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 80, 10**6])
