@@ -34,6 +34,11 @@ FAMILIES: dict[str, Callable[[int], Any]] = {
         "Qwen3MoeConfig", num_key_value_heads=2, head_dim=8, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24
     ),
     "mixtral": _config("MixtralConfig", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2),
+    "qwen2_moe": _config(
+        "Qwen2MoeConfig", num_key_value_heads=2, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
+        shared_expert_intermediate_size=24,
+    ),
+    "phimoe": _config("PhimoeConfig", num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2),
     "phi3": _config("Phi3Config", num_key_value_heads=2),
     "olmo2": _config("Olmo2Config", num_key_value_heads=2),
     "gpt2": lambda blocks: t.GPT2Config(vocab_size=96, n_embd=32, n_layer=blocks, n_head=4, n_positions=64, **IDS),

@@ -2,7 +2,7 @@
 
 Three forms are known: `nn.Linear` (weight [out, in]), transposed linears such as GPT-2's `Conv1D` ([in, out]), and
 experts fused into one three-dimensional parameter ([expert, out, in], or [expert, in, out]). Everything else of a block
-(norms, biases, routers, short convolutions) is left alone.
+(norms, biases, routers and other gates of experts, short convolutions) is left alone.
 """
 
 from __future__ import annotations
@@ -55,14 +55,16 @@ def prunable_matrices(block: nn.Module) -> list[Matrix]:
     a form that is not known here, and pruning the rest alone would miss the target in silence.
     """
     found: list[Matrix] = []
+    gates = expert_gates(block)
     covered: set[int] = set()
     for path, module in block.named_modules():
-        if isinstance(module, nn.Linear | Conv1D):
+        if path in gates:
+            covered.update(id(parameter) for parameter in module.parameters())
+        elif isinstance(module, nn.Linear | Conv1D):
             found.append(Matrix(path, path, "weight", None, isinstance(module, Conv1D)))
             covered.add(id(module.weight))
-            continue
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.ndim == 3 and not isinstance(module, nn.Conv1d):
+        else:
+            for name, parameter in _fused(module):
                 transposed = bool(getattr(module, "is_transposed", False))
                 found += [Matrix(f"{path}.{name}.{e}", path, name, e, transposed) for e in range(len(parameter))]
                 covered.add(id(parameter))
@@ -75,6 +77,46 @@ def prunable_matrices(block: nn.Module) -> list[Matrix]:
             + ", ".join(f"{name} ({n})" for n, name in rest[:3])
         )
     return found
+
+
+def expert_gates(block: nn.Module) -> set[str]:
+    """Paths of the linears that choose among experts, or weigh them: a handful of weights on which all tokens' ways depend.
+
+    Known by their place alone: beside experts (fused into one parameter, or a list of modules of one class), the only linear of
+    what stands there, with an output for each expert or a single one. What is inside the experts is none, whatever its shape.
+    """
+    experts = {path: len(parameter) for path, module in block.named_modules() for _, parameter in _fused(module)}
+    experts |= {
+        path: len(module)
+        for path, module in block.named_modules()
+        if isinstance(module, nn.ModuleList) and len(module) > 1 and len({type(one) for one in module}) == 1
+        if any(isinstance(part, nn.Linear | Conv1D) for part in module[0].modules())
+    }
+    linears = {
+        path: module.weight.shape[1 if isinstance(module, Conv1D) else 0]
+        for path, module in block.named_modules()
+        if isinstance(module, nn.Linear | Conv1D)
+    }
+    outside = {path: outputs for path, outputs in linears.items() if not any(path.startswith(f"{one}.") for one in experts)}
+    gates = set()
+    for where, count in experts.items():
+        start, near = where, []
+        while start and not near:
+            start = start.rpartition(".")[0]
+            near = [path for path in outside if not start or path.startswith(f"{start}.")]
+        for path in near:
+            part = path.removeprefix(f"{start}.").split(".")[0]
+            of_part = [one for one in near if one.removeprefix(f"{start}.").split(".")[0] == part]
+            if of_part == [path] and outside[path] in (count, 1):
+                gates.add(path)
+    return gates
+
+
+def _fused(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """The parameters of `module` that hold a matrix for each expert."""
+    if isinstance(module, nn.Conv1d):
+        return []
+    return [(name, parameter) for name, parameter in module.named_parameters(recurse=False) if parameter.ndim == 3]
 
 
 @contextmanager

@@ -6,13 +6,54 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoModelForCausalLM, BertConfig
 
-from stages.decoder.matrices import prunable_matrices, watch
+from stages.decoder.matrices import expert_gates, prunable_matrices, watch
 from stages.decoder.skeleton import Decoder, DecoderError, find_blocks
-from tests.models import FAMILIES, save_model
+from tests.models import FAMILIES, _config, save_model
 
 IDS = torch.randint(3, 96, (3, 12), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize(
+    ("family", "gates"),
+    [
+        ("qwen2_moe", {"mlp.shared_expert_gate"}),  # its router is no linear
+        ("phimoe", {"mlp.router"}),
+        ("jetmoe", {"mlp.router.layer", "self_attention.experts.router.layer"}),
+        ("mixtral", set()),
+        ("llama", set()),
+    ],
+)
+def test_what_chooses_among_experts_is_not_prunable(family: str, gates: set[str]) -> None:
+    more = {"jetmoe": _config("JetMoeConfig", num_key_value_heads=2, kv_channels=8, num_local_experts=4, num_experts_per_tok=2)}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config({**FAMILIES, **more}[family](2))
+    block = find_blocks(model)[1][1]
+    assert expert_gates(block) == gates
+    linears = {name for name, module in block.named_modules() if isinstance(module, nn.Linear)}
+    assert {one.name for one in prunable_matrices(block) if one.expert is None} == linears - gates
+
+
+def test_what_is_as_narrow_as_a_gate_but_no_gate_is_prunable() -> None:
+    """As many outputs as experts, in attention, in a shared expert and in the experts of a list."""
+
+    def named(**parts: nn.Module) -> nn.Module:
+        module = nn.Module()
+        for name, part in parts.items():
+            module.add_module(name, part)
+        return module
+
+    shared = named(up=nn.Linear(6, 3), down=nn.Linear(3, 6))
+    experts = nn.ModuleList(named(up=nn.Linear(6, 3), down=nn.Linear(3, 6)) for _ in range(3))
+    attention = named(query=nn.Linear(6, 3), output=nn.Linear(3, 6))
+    block = named(
+        attention=attention, experts=experts, shared=shared, router=named(choice=nn.Linear(6, 3)), alone=nn.Linear(6, 1)
+    )
+    assert expert_gates(block) == {"router.choice", "alone"}
+    assert len(prunable_matrices(block)) == 2 + 6 + 2
+    assert expert_gates(named(attention=attention, mlp=shared, alone=nn.Linear(6, 1))) == set()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
