@@ -26,22 +26,29 @@ def channel_cosines(stream: Float[Tensor, "boundary token channel"]) -> Float[Te
     return token_cosines(stream.transpose(1, 2))
 
 
-def sink_tokens(stream: Float[Tensor, "boundary token channel"], threshold: float) -> Bool[Tensor, " token"]:
-    """Tokens whose norm at some boundary is above `threshold` times the median over the window's tokens there."""
+def sink_tokens(stream: Float[Tensor, "boundary token channel"], threshold: float) -> Bool[Tensor, "boundary token"]:
+    """Where a token's norm is above `threshold` times the median over the window's tokens at that boundary."""
     norms = stream.float().norm(dim=-1)
-    return (norms > threshold * norms.median(dim=1, keepdim=True).values).any(0)
+    return norms > threshold * norms.median(dim=1, keepdim=True).values
 
 
-def sink_blocks(peaks: Float[Tensor, " boundary"], threshold: float) -> tuple[int | None, int | None]:
-    """The block that makes the sink and the one that ends it: where the largest |channel| of all tokens grows most, and
-    where behind that it falls most.
+def sink_blocks(
+    peaks: Float[Tensor, " boundary"], sinks: Bool[Tensor, " boundary"], threshold: float
+) -> tuple[int | None, int | None]:
+    """The block that makes the sink and the one that ends it: of the blocks behind which there are sink tokens, the one where
+    the largest |channel| of all tokens grows most; and where behind that it falls most.
 
     None where it does not by a factor of at least the square root of `threshold`.
+
+    Args:
+        peaks: the largest |channel| at each boundary.
+        sinks: whether any token is a sink there: a peak that all tokens share makes none.
     """
     steps = torch.log(peaks[1:].double().clamp_min(1e-30)) - torch.log(peaks[:-1].double().clamp_min(1e-30))
     least = 0.5 * float(torch.log(torch.tensor(threshold, dtype=torch.float64)))
-    makes = int(steps.argmax())
-    if float(steps[makes]) < least:
+    grows = steps.masked_fill(~sinks[1:], -torch.inf)
+    makes = int(grows.argmax())
+    if float(grows[makes]) < least:
         return None, None
     ends = makes + int(steps[makes:].argmin())
     return makes, (ends if float(steps[ends]) <= -least else None)

@@ -81,15 +81,18 @@ def _prompts(tape: Tape, wanted: Redundancy) -> Prompts:
 
 def _compare_streams(tape: Tape, chunk: int, threshold: float, device: str) -> dict[str, Tensor]:
     """Means over tokens per pair of boundaries, float64: `windows` [window, boundary, boundary] and the others without
-    the window; and `peaks` [boundary], the largest |channel| of all tokens."""
+    the window; and `peaks` [boundary], the largest |channel| of all tokens, `sinks` [boundary], whether one is a sink there."""
     square = tape.boundaries, tape.boundaries
     found = {name: torch.zeros(square, dtype=torch.float64) for name in ("sinkless", "angular", "channel")}
     found["windows"] = torch.zeros(tape.windows, *square, dtype=torch.float64)
     found["peaks"] = torch.zeros(tape.boundaries)
+    found["sinks"] = torch.zeros(tape.boundaries, dtype=torch.bool)
     others = 0
     for window in progress(range(tape.windows), "window"):
         stream = torch.stack([tape.read(boundary, window, window + 1)[0] for boundary in range(tape.boundaries)])
-        rest = ~sink_tokens(stream, threshold)
+        sinks = sink_tokens(stream, threshold)
+        found["sinks"] |= sinks.any(1)
+        rest = ~sinks.any(0)
         others += int(rest.sum())
         found["peaks"] = torch.maximum(found["peaks"], stream.abs().amax((1, 2)).float())
         for start in range(0, tape.length, chunk):
@@ -125,6 +128,7 @@ def _pair_rows(
     measured["gap"] = measured.replacement - measured.interchange
     measured["ratio"] = measured.interchange / measured.replacement.where(measured.replacement > 0)
     larger = np.where((means["replacement_ij"] >= means["replacement_ji"])[:, None], swapped[:, 0], swapped[:, 1])
+    larger = np.where(np.isfinite(measured.replacement.to_numpy())[:, None], larger, np.nan)  # no interval of half a pair
     for name, values in (("replacement", larger), ("interchange", swapped[:, 2])):
         measured[f"{name}_low"], measured[f"{name}_high"] = intervals(values, wanted.confidence, wanted.resamples, wanted.seed)
     return table.merge(measured, on=["i", "j"], how="left")
@@ -135,7 +139,7 @@ def _block_rows(
 ) -> pd.DataFrame:
     steps = alike["windows"].diagonal(1, 1, 2)  # [window, block]
     error = steps.std(0) / len(steps) ** 0.5 if len(steps) > 1 else torch.zeros(len(types))
-    makes, ends = sink_blocks(alike["peaks"], wanted.sink_threshold)
+    makes, ends = sink_blocks(alike["peaks"], alike["sinks"], wanted.sink_threshold)
     table = pd.DataFrame({"block": range(len(types)), "influence": 1 - steps.mean(0).numpy(), "influence_error": error.numpy()})
     table["influence_sinkless"] = 1 - alike["sinkless"].diagonal(1).numpy()
     table["angular"] = alike["angular"].diagonal(1).numpy()

@@ -119,8 +119,19 @@ def test_channel_cosines_run_along_tokens() -> None:
 def test_sinks() -> None:
     stream = torch.ones(2, 5, 4)
     stream[1, 3] = 30.0
-    assert sink_tokens(stream, 10.0).tolist() == [False, False, False, True, False]
+    assert sink_tokens(stream, 10.0).tolist() == [[False] * 5, [False, False, False, True, False]]
     assert not sink_tokens(stream, 31.0).any()
-    assert sink_blocks(torch.tensor([1.0, 1.5, 900.0, 905.0, 20.0]), 10.0) == (1, 3)
-    assert sink_blocks(torch.tensor([1.0, 50.0, 1.0, 900.0, 905.0, 800.0]), 10.0) == (2, None), "what fell before is another"
-    assert sink_blocks(torch.tensor([1.0, 1.5, 2.0, 2.5]), 10.0) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "sinks", "found"),
+    [
+        ([1.0, 1.5, 900.0, 905.0, 20.0], [0, 0, 1, 1, 0], (1, 3)),
+        ([1.0, 50.0, 1.0, 900.0, 905.0, 800.0], [0, 1, 0, 1, 1, 1], (2, None)),  # what fell before is another
+        ([1.0, 1.5, 2.0, 2.5], [1, 1, 1, 1], (None, None)),
+        ([1.0, 1.5, 900.0, 905.0, 20.0], [0, 0, 0, 0, 0], (None, None)),  # all tokens alike: no sink, though it grows
+        ([1.0, 900.0, 950.0, 9500.0, 20.0], [0, 0, 0, 1, 0], (2, 3)),
+    ],
+)
+def test_blocks_of_a_sink(peaks: list[float], sinks: list[int], found: tuple[int | None, int | None]) -> None:
+    assert sink_blocks(torch.tensor(peaks), torch.tensor(sinks, dtype=torch.bool), 10.0) == found

@@ -14,6 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipeline.tensors import write_tensors
+from stages.redundancy import Redundancy
+from stages.redundancy.run import _pair_rows
 from tests.project import Project
 from tests.stages.conftest import Finished
 from tests.stages.test_wavefront import plain_kl, rewired
@@ -194,3 +196,25 @@ def test_sink_tokens_are_left_out_of_one_cosine(copied: Finished) -> None:
     assert row.cosine_sinkless == pytest.approx(float(torch.cosine_similarity(one, other, dim=-1).mean()), abs=1e-6)
     assert list(blocks.sink.fillna("")) == ["", "makes", "", "ends"]
     assert json.loads((project.data / "redundancy.json").read_text())["sink_made_by"] == [1]
+
+
+def test_a_channel_large_in_all_tokens_is_no_sink(copied: Finished) -> None:
+    project = copied("llama")
+    tape = load_file(project.data / "tape.safetensors")
+    for boundary in ("boundary.0002", "boundary.0003"):
+        tape[boundary][:, :, 5] = 5000.0
+    write_tensors(project.data / "tape.safetensors", tape)
+    project.run("redundancy", redundancy={"swaps": False})
+    assert pd.read_csv(project.data / "redundancy_blocks.csv").sink.isna().all()
+    assert json.loads((project.data / "redundancy.json").read_text())["sink_made_by"] == []
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_pair_with_one_direction_that_is_not_finite_has_no_replacement(lost: int) -> None:
+    swapped = np.full((1, 3, 4), 0.25)
+    swapped[0, lost, 2] = np.nan
+    square = torch.ones(4, 4, dtype=torch.float64)
+    alike = {"windows": square[None], "sinkless": square, "channel": square, "angular": square}
+    row = _pair_rows(alike, 4, [(1, 2)], swapped, Redundancy()).set_index(["i", "j"]).loc[(1, 2)]
+    assert np.isnan(row[["replacement", "replacement_low", "replacement_high", "gap", "ratio"]].to_numpy(float)).all()
+    assert row.interchange == 0.25 and row[f"replacement_{'ji' if lost == 0 else 'ij'}"] == 0.25
