@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pandas as pd
 
 from pipeline.errors import PalimpsestError
@@ -30,7 +31,7 @@ def recoverable(windows: pd.DataFrame, count: int, protected: set[int]) -> tuple
 
     Returns its blocks, and the KL of every allowed window by its first block. Raises PalimpsestError if none was measured.
     """
-    rows = windows[(windows.stop - windows.start == count) & windows.divergence.notna()]
+    rows = windows[(windows.stop - windows.start == count) & np.isfinite(windows.divergence.to_numpy(float))]
     scores = {
         start: value
         for start, value in zip(rows.start.tolist(), rows.divergence.tolist(), strict=True)
@@ -38,7 +39,7 @@ def recoverable(windows: pd.DataFrame, count: int, protected: set[int]) -> tuple
     }
     if not scores:
         raise PalimpsestError(
-            f"params.yaml: removal.count = {count}: no window of {count} blocks outside removal.protect was measured; "
+            f"params.yaml: removal.count = {count}: no window of {count} blocks outside removal.protect has a finite KL; "
             f"add {count} to search.windows"
         )
     best = min(scores, key=lambda start: (scores[start], start))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from stages.removal.ranking import Pair, credited, lowest
@@ -22,5 +23,6 @@ def pairwise(
 
 def replacement_pairs(both: Mapping[Pair, tuple[float, float]], credit: str) -> dict[Pair, float]:
     """Distance per pair from its two directions (slot i runs block j, slot j runs block i): the larger one; for credit
-    "left" the first direction, slot i runs block i + 1, as in the paper's code."""
-    return {pair: one if credit == "left" else max(one, other) for pair, (one, other) in both.items()}
+    "left" the first direction, slot i runs block i + 1, as in the paper's code. Both are finite, or the pair has none."""
+    known = {pair: values for pair, values in both.items() if all(map(math.isfinite, values))}
+    return {pair: one if credit == "left" else max(one, other) for pair, (one, other) in known.items()}

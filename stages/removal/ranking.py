@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from pipeline.errors import PalimpsestError
@@ -31,10 +32,10 @@ def lowest(
 ) -> list[int]:
     """The `count` blocks of lowest score, taken one after another if more than `spacing` from all taken; in order of depth.
 
-    Of equal scores the one with the lower `ties` comes first, then the earlier block.
+    Of equal scores the one with the lower `ties` comes first (one that has none last), then the earlier block.
     Raises PalimpsestError if fewer than `count` can be taken.
     """
-    order = sorted(scores, key=lambda block: (scores[block], (ties or {}).get(block, 0.0), block))
+    order = sorted(scores, key=lambda block: (scores[block], (ties or {}).get(block, math.inf), block))
     chosen: list[int] = []
     for block in order:
         if len(chosen) < count and all(abs(block - other) > spacing for other in chosen):

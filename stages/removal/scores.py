@@ -35,26 +35,34 @@ class Scores:
         return square
 
     def swaps(self, *columns: str) -> dict[Pair, tuple[float, ...]]:
-        """Pair -> its values in `columns`, for the pairs that were measured."""
-        rows = self._measured(self.pair_table, columns[0], "removal.method")
+        """Pair -> its values in `columns`, for the pairs that were measured and all of whose values are finite."""
+        rows = self.pair_table
+        for column in columns:
+            rows = self._measured(rows, column, "removal.method")
         values = [tuple(row) for row in rows[list(columns)].to_numpy(float).tolist()]
         return dict(zip(zip(rows.i.tolist(), rows.j.tolist(), strict=True), values, strict=True))
 
     def deletions(self, needed: bool = True) -> dict[int, float]:
         """Block -> KL of its deletion; nothing if it was not measured and is not `needed`."""
-        if not needed and ("deletion" not in self.block_table or self.block_table.deletion.isna().all()):
+        if not needed and not _finite(self.block_table, "deletion").any():
             return {}
         rows = self._measured(self.block_table, "deletion", "removal.method")
         return dict(zip(rows.block.tolist(), rows.deletion.tolist(), strict=True))
 
     @staticmethod
     def _measured(table: pd.DataFrame, column: str, key: str) -> pd.DataFrame:
-        rows = table.loc[table[column].notna()] if column in table else table.loc[[]]
+        rows = table.loc[_finite(table, column)]
         if not len(rows):
             raise PalimpsestError(
-                f"params.yaml: {key} needs '{column}', which was not measured; set redundancy.swaps: true, then dvc repro"
+                f"params.yaml: {key} needs '{column}', which was not measured, or is not finite anywhere; set redundancy.swaps: "
+                "true (or compute.dtype: float32), then dvc repro"
             )
         return rows
+
+
+def _finite(table: pd.DataFrame, column: str) -> np.ndarray:
+    """Which rows have a finite number in `column`."""
+    return np.isfinite(table[column].astype(float).to_numpy()) if column in table else np.zeros(len(table), dtype=bool)
 
 
 def read_scores(blocks: Path, pairs: Path, steps: Path, windows: Path) -> Scores:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 
 from pipeline.artifacts import write_table
 from pipeline.console import plan, progress, say
@@ -36,11 +38,12 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         decoder = Decoder(inputs["model"], compute.resolve_dtype(), device)
         tape.check_model(len(decoder), decoder.width)
         candidates, places = _check(wanted, len(decoder), tape)
-        prompts = Prompts(tape, min(wanted.prompts, tape.windows), min(wanted.length, tape.length))
-        some = [Variant({block: None}) for block in candidates]
+        prompts = _prompts(tape, wanted)
+        first = [Variant({block: None}) for block in candidates] if wanted.steps else []
+        later = _variants(places, [lambda hidden: hidden for _ in places])
+        sweeps = [sweep_memory(decoder, some, prompts, wanted.memory, compute.batch_tokens) for some in (first, later) if some]
         plan(
-            memory=sweep_memory(decoder, some, prompts, wanted.memory, compute.batch_tokens)
-            + (len(places) * 4 + 8 * 8) * tape.width**2,
+            memory=max(sweeps) + (len(places) * 4 + 8 * 8) * tape.width**2,
             disk=0,
             folder=outputs["search_steps.csv"].parent,
             memory_key="search.memory, search.windows or compute.batch_tokens",
@@ -58,11 +61,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
             )
             for start, stop in progress(places, "ghost of a window")
         }
-        variants = []
-        for (start, stop), recovery in recoveries.items():
-            bare: dict[int, Step] = dict.fromkeys(range(start, stop))
-            variants += [Variant({**bare, start: recovery.apply}), Variant(bare)]
-        costs = np.array(cost(variants)).reshape(-1, 2)
+        costs = np.array(cost(_variants(places, [one.apply for one in recoveries.values()]))).reshape(-1, 2)
         rows = [
             [start, stop, *pair, one.error, one.cosine, one.ridge]
             for ((start, stop), one), pair in zip(recoveries.items(), costs.tolist(), strict=True)
@@ -102,17 +101,42 @@ def _check(wanted: Search, blocks: int, tape: Tape) -> tuple[list[int], list[tup
     return candidates, places
 
 
+def _prompts(tape: Tape, wanted: Search) -> Prompts:
+    """As many prompts, as long, as the tape has; says so where that is less than what was asked for."""
+    count, length = min(wanted.prompts, tape.windows), min(wanted.length, tape.length)
+    if (count, length) != (wanted.prompts, wanted.length):
+        say(f"{count} prompts of {length} tokens: the tape has no more (tokens.calibration_windows, tokens.length)")
+    return Prompts(tape, count, length)
+
+
+def _variants(places: list[tuple[int, int]], ghosts: Sequence[Callable[[Tensor], Tensor]]) -> list[Variant]:
+    """Per window: its blocks replaced by its ghost, then by nothing."""
+    found: list[Variant] = []
+    for (start, stop), ghost in zip(places, ghosts, strict=True):
+        bare: dict[int, Step] = dict.fromkeys(range(start, stop))
+        found += [Variant({**bare, start: ghost}), Variant(bare)]
+    return found
+
+
 def _steps(found: list[tuple[dict[int, float], int]]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for step, (costs, best) in enumerate(found, 1):
-        say(f"step {step}: block {best} goes, KL {costs[best]:.4f}")
+        lost = [block for block, value in costs.items() if not np.isfinite(value)]
+        some = f"; not finite without block {', '.join(map(str, lost))} (try compute.dtype: float32)" if lost else ""
+        say(f"step {step}: block {best} goes, KL {costs[best]:.4f}{some}")
         rows += [{"step": step, "block": one, "divergence": value, "removed": int(one == best)} for one, value in costs.items()]
     return pd.DataFrame(rows, columns=STEPS)
 
 
 def _tell(windows: pd.DataFrame) -> None:
     """The best window of each length, and how well each cheap proxy orders the windows."""
-    for length, rows in windows.groupby(windows.stop - windows.start):
+    for length, every in windows.groupby(windows.stop - windows.start):
+        rows = every.loc[np.isfinite(every["divergence"].to_numpy(np.float64))]
+        if len(rows) < len(every):
+            lost = f"{len(every) - len(rows)} of {len(every)}"
+            say(f"windows of {length}: KL not finite for {lost} with their ghosts, left empty (try compute.dtype: float32)")
+        if not len(rows):
+            continue
         best = rows.loc[rows.divergence.idxmin()]
         order = rows[["error", "divergence_bare"]].assign(cosine=-rows.cosine).rank().corrwith(rows.divergence.rank())
         by = ", ".join(f"{name} {value:+.2f}" for name, value in order.items() if np.isfinite(value))

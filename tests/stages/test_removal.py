@@ -160,6 +160,23 @@ def test_replacement_is_the_worse_direction_or_the_codes(tmp_path: Path) -> None
     assert left["removed"] == [1, 2] and left["scores"] == {"1": 0.1, "2": 0.2, "3": 0.9, "4": 1.0}
 
 
+@pytest.mark.parametrize("lost", ["replacement_ij", "replacement_ji"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_half_a_replacement_is_none(lost: str, value: float, tmp_path: Path) -> None:
+    """Pair 2, 3 would be the best by the direction that is finite."""
+    one = [1.0, 0.3, 0.01, 0.2, 1.0]
+    half = [1.0, 0.3, value, 0.2, 1.0]
+    ij, ji = (half, one) if lost == "replacement_ij" else (one, half)
+    for credit, scores in (("min", {"1": 0.3, "2": 0.3, "3": 0.2, "4": 0.2}), ("left", {"1": 0.3, "3": 0.2, "4": 1.0})):
+        found = select(tmp_path, *measured(replacement_ij=ij, replacement_ji=ji), method="replacement", count=1, credit=credit)
+        assert found["removed"] == [3] and found["scores"] == scores
+
+
+def test_a_block_whose_deletion_is_not_finite_comes_last_of_equals(tmp_path: Path) -> None:
+    tables = measured(interchange=[9.0, 9.0, 0.2, 9.0, 9.0], deletion=[1.0, 1.0, float("nan"), 5.0, 1.0, 1.0])
+    assert select(tmp_path, *tables, method="interchange", count=1)["removed"] == [3]
+
+
 def test_deletion_and_random(tmp_path: Path) -> None:
     tables = measured(deletion=[0.0, 3.0, 1.0, 2.0, 1.5, 0.0])
     assert select(tmp_path, *tables, method="deletion", count=2)["removed"] == [2, 4]

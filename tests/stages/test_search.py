@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipeline.errors import PalimpsestError
+from stages.search import run as search_run
+from stages.search.iterative import greedy
+from stages.search.run import WINDOWS, _steps, _tell
 from tests.plain import plain_variant
 from tests.project import Project
 from tests.stages.test_wavefront import plain_kl
@@ -95,6 +98,45 @@ def test_a_sink_is_kept_out_of_the_fit_and_restored(project: Project, tmp_path: 
     x, y = (tape[one][3:, 1:].flatten(0, 1).double() for one in (2, 3))
     m = torch.linalg.lstsq(x, y - x).solution
     assert row.error == pytest.approx(float((x @ m - (y - x)).norm() / (y - x).norm()), rel=0.1), "of the other tokens alone"
+
+
+def test_what_is_not_finite_is_said_and_never_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    nan, inf = float("nan"), float("inf")
+    costs = iter([[nan, 0.5, inf], [0.7, nan], [nan]])
+    assert [best for _, best in greedy([1, 2, 3], 2, lambda _: next(costs))] == [2, 1]
+    with pytest.raises(PalimpsestError, match=r"search\.steps = 3: at step 2 .*allowed: 0 to 1, or try compute\.dtype: float32"):
+        greedy([1, 2, 3], 3, lambda variants: [0.1, 0.2, 0.3] if len(variants) == 3 else [nan] * len(variants))
+    _steps([({1: nan, 2: 0.5, 3: inf}, 2)])
+    assert "block 2 goes, KL 0.5000; not finite without block 1, 3" in capsys.readouterr().out
+    rows = [
+        [1, 2, nan, 1.0, 0.1, 0.9, 0],
+        [2, 3, nan, nan, 0.1, 0.9, 0],
+        [1, 3, nan, 2.0, 0.1, 0.9, 0],
+        [2, 4, 0.5, 2.0, 0.1, 0.9, 0],
+    ]
+    _tell(pd.DataFrame(rows, columns=WINDOWS))
+    said = capsys.readouterr().out
+    assert "windows of 1: KL not finite for 2 of 2" in said and "windows of 2: KL not finite for 1 of 2" in said
+    assert "windows of 2: best 2 to 3, KL 0.5000" in said and "windows of 1: best" not in said
+
+
+def test_prompts_that_the_tape_lacks_are_said(project: Project, capsys: pytest.CaptureFixture[str]) -> None:
+    project.run("search", search={**SEARCH, "steps": 1, "windows": [], "prompts": 500, "length": 4000})
+    assert "12 prompts of 16 tokens: the tape has no more" in capsys.readouterr().out
+
+
+def test_the_plan_counts_the_variants_of_the_windows(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two per window, of which there may be more than blocks; and none of the steps that are not made."""
+    planned: list[int] = []
+    real = search_run.sweep_memory
+
+    def noted(decoder: Any, variants: Any, *rest: Any) -> int:
+        planned.append(len(variants))
+        return real(decoder, variants, *rest)
+
+    monkeypatch.setattr(search_run, "sweep_memory", noted)
+    project.run("search", search={**SEARCH, "steps": 0, "windows": [1, 2]})
+    assert planned == [2 * (4 + 3)]
 
 
 @pytest.mark.parametrize(
