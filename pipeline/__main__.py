@@ -48,12 +48,13 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from pipeline.checking import check_params
     from pipeline.link import find_server, open_link
-    from pipeline.params import check_sections, read_params, section_models
+    from pipeline.params import read_params
     from pipeline.reproduce import reproduce
 
     _stop_on_signals()
-    check_sections(read_params(), section_models())
+    check_params(read_params())
     start = time.monotonic()
     url, sentence = find_server()
     if url:

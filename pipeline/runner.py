@@ -12,11 +12,12 @@ import sys
 import time
 from pathlib import Path
 
+from pipeline.checking import check_params
 from pipeline.errors import PalimpsestError
 from pipeline.files import DATA, Files
 from pipeline.graph import Node, read_graph
 from pipeline.link import leave
-from pipeline.params import check_sections, read_params, section_models, stage_params
+from pipeline.params import read_params, stage_params
 from pipeline.reported import is_wanted, run_reported
 
 
@@ -31,7 +32,7 @@ def run_stage(name: str, root: Path = Path()) -> None:
     node = graph[name]
     package = name.split("@")[0]
     raw = read_params(root / "params.yaml")
-    check_sections(raw, section_models())
+    check_params(raw)
     params = stage_params(package, raw, list(node.params))
     inputs, outputs = Files(name, "deps", node.reads, root), Files(name, "outs", node.writes, root)
     _check_inputs(name, inputs, graph)

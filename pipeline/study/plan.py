@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
+from pipeline.checking import check_params
 from pipeline.errors import PalimpsestError
-from pipeline.params import ParamsError, check_sections, read_params, section_models
+from pipeline.params import ParamsError, read_params
 
 FOLDER = Path("studies")
 Settings = Mapping[str, Any]  # dotted key of params.yaml -> value
@@ -166,7 +167,6 @@ def _check_plan(plan: Plan, path: Path, root: Path) -> None:
 
 
 def _check_cells(cells: list[Cell], path: Path, params: Mapping[str, Any]) -> None:
-    models = section_models()
     seen: dict[str, str] = {}
     for cell in cells:
         for key in cell.settings:
@@ -174,7 +174,7 @@ def _check_cells(cells: list[Cell], path: Path, params: Mapping[str, Any]) -> No
                 raise StudyError(f"{path}: cell {cell.name}: '{key}' is a section; name a key of it, as in allocation.method")
         whole = merged(params, cell.settings)
         try:
-            check_sections(whole, models, source=f"{path}: cell {cell.name}")
+            check_params(whole, source=f"{path}: cell {cell.name}")
         except ParamsError as error:
             raise StudyError(str(error)) from None
         key = json.dumps(whole, sort_keys=True, default=str)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -105,3 +106,12 @@ class Params(BaseModel):
     """Sections of params.yaml this stage reads."""
 
     allocation: Allocation
+
+
+def check(sections: Mapping[str, Any]) -> None:
+    """Refuse a method whose scores no other stage is asked to measure."""
+    method = sections["allocation"].method
+    if method == "measured" and sections["sensitivity"].method == "none":
+        raise ValueError("allocation.method = 'measured' needs sensitivity.method: loss or kl (it is none)")
+    if method == "gradient" and not sections["statistics"].gradient_windows:
+        raise ValueError("allocation.method = 'gradient' needs statistics.gradient_windows of 1 or more (it is 0)")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -34,3 +35,15 @@ class Params(BaseModel):
     """Sections of params.yaml this stage reads."""
 
     removal: Removal
+
+
+def check(sections: Mapping[str, Any]) -> None:
+    """Refuse a criterion whose scores no other stage is asked to measure."""
+    wanted, search = sections["removal"], sections["search"]
+    asks = f"removal.method = {wanted.method!r} with removal.count = {wanted.count} needs"
+    if wanted.method in ("replacement", "interchange", "deletion") and not sections["redundancy"].swaps:
+        raise ValueError(f"removal.method = {wanted.method!r} needs redundancy.swaps: true")
+    if wanted.method == "iterative" and search.steps < wanted.count:
+        raise ValueError(f"{asks} search.steps of {wanted.count} or more (it is {search.steps})")
+    if wanted.method == "recoverable" and wanted.count not in search.windows:
+        raise ValueError(f"{asks} {wanted.count} in search.windows (it is {search.windows})")

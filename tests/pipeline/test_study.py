@@ -72,6 +72,10 @@ def test_cells_are_every_combination_with_every_seed(tmp_path: Path) -> None:
         ({"seeds": {"tokens.seed": [0], "evaluation.seed": [0]}}, ("seeds", "one key")),
         ({"fixed": {"masking.method": "wanda"}}, ("masking.method", "twice")),
         ({"seeds": {"tokens.seed": ["a"]}}, ("seeds.tokens.seed", "integer")),
+        (
+            {"fixed": {"sensitivity.method": "none"}, "vary": {"allocation.method": ["measured"]}, "baseline": None},
+            ("cell measured", "sensitivity.method"),
+        ),
         ({"show": {"removed": "no.json"}}, ("show.removed", "data/no.json")),
         ({"show": {"perplexity": "evaluation/dense.json"}}, ("show.perplexity", "none of the stages that run")),
     ],

@@ -1,0 +1,54 @@
+"""What one section asks of another: refused before any stage does any work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.checking import check_params
+from pipeline.params import ParamsError, read_params
+from pipeline.study.plan import merged
+from tests.toy import REPOSITORY
+
+
+def changed(**settings: Any) -> dict[str, Any]:
+    """params.yaml with `section__key` set."""
+    return merged(read_params(REPOSITORY / "params.yaml"), {key.replace("__", "."): value for key, value in settings.items()})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "mend", "says"),
+    [
+        ({"removal__method": "iterative", "search__steps": 2}, {"search__steps": 3}, r"'iterative'.*search\.steps of 3"),
+        ({"removal__method": "iterative"}, {"search__steps": 3}, r"'iterative'.*search\.steps.*it is 0"),
+        ({"removal__method": "recoverable"}, {"search__windows": [1, 3]}, r"'recoverable'.*3 in search\.windows.*\[\]"),
+        ({"removal__method": "recoverable", "search__windows": [1]}, {"removal__count": 1}, r"3 in search\.windows.*\[1\]"),
+        ({"removal__method": "replacement", "redundancy__swaps": False}, {"redundancy__swaps": True}, r"redundancy\.swaps"),
+        ({"removal__method": "interchange", "redundancy__swaps": False}, {"removal__method": "shortgpt"}, r"redundancy\.swaps"),
+        ({"removal__method": "deletion", "redundancy__swaps": False}, {"removal__method": "none"}, r"redundancy\.swaps"),
+        (
+            {"allocation__method": "measured", "sensitivity__method": "none"},
+            {"sensitivity__method": "kl"},
+            r"'measured' needs sensitivity\.method",
+        ),
+        (
+            {"allocation__method": "gradient", "statistics__gradient_windows": 0},
+            {"statistics__gradient_windows": 1},
+            r"'gradient' needs statistics\.gradient_windows",
+        ),
+    ],
+)
+def test_what_another_stage_leaves_out(wrong: dict[str, Any], mend: dict[str, Any], says: str) -> None:
+    with pytest.raises(ParamsError, match=f"^params.yaml: .*{says}"):
+        check_params(changed(**wrong))
+    check_params(changed(**wrong | mend))
+
+
+def test_all_that_is_wrong_is_listed() -> None:
+    wrong = changed(
+        removal__method="deletion", redundancy__swaps=False, allocation__method="measured", sensitivity__method="none"
+    )
+    with pytest.raises(ParamsError) as caught:
+        check_params(wrong)
+    assert len(str(caught.value).splitlines()) == 2
