@@ -613,6 +613,11 @@ def test_choices_regime_and_the_sinks_maker(root: Path) -> None:
     assert "Regime: divergent. Over 27 pairs" in page and "It predicts nothing." in page
     assert "interchange 0.80: more prompts (redundancy.prompts) would still move them." in page
     assert re.search(r"Block 11 makes the sink token: rank \d+ of 30 \([\d.]+\) by influence", page)
+    pairs = pd.read_csv(root / "data/redundancy_pairs.csv").dropna(subset=["interchange"])
+    least = [pairs.interchange[(pairs.i == block) | (pairs.j == block)].min() for block in range(30)]
+    rank = 1 + sum(value < least[11] for value in least)
+    heads = "".join(f'<th scope="col">{head}</th>' for head in ("Deletion", "Replacement", "Interchange"))
+    assert heads in page and re.search(rf"11, makes the sink.*<td>rank {rank} of 30 \([\d.]+\)</td></tr>", page)
     picture = (root / "data/pictures/removal.svg").read_text()
     assert picture.count("<title>ShortGPT: block") == 3 and picture.count("from 1 removals on") == 2
 

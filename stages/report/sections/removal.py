@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.drawing.axes import fitting, indices, names
 from pipeline.drawing.chart import Key, Panel
-from pipeline.drawing.notation import blocks, counted, fixed, listing, number
+from pipeline.drawing.notation import MISSING, blocks, counted, fixed, listing, number
 from stages.report.columns import Columns, Floats
 from stages.report.naming import method
 from stages.report.results import Results
@@ -120,8 +120,21 @@ def _readings(results: Results, measured: Any) -> tuple[str, ...]:
 
 
 def _rank(values: Floats, place: int) -> str:
-    """`rank 3 of 30 (0.12)`, counted from the least."""
-    return f"rank {1 + int((values < values[place]).sum())} of {len(values)} ({number(values[place], 3)})"
+    """`rank 3 of 30 (0.12)`, counted from the least of those that have a value."""
+    if not np.isfinite(values[place]):
+        return MISSING
+    return f"rank {1 + int((values < values[place]).sum())} of {int(np.isfinite(values).sum())} ({number(values[place], 3)})"
+
+
+def _of_blocks(results: Results, name: str, order: Sequence[int]) -> Floats:
+    """A block's score from those of its pairs, as it is credited by default: the least. NaN for a block of no pair."""
+    pairs = results.pairs
+    scores = np.full(len(order), np.nan)
+    for i, j, value in zip(pairs.whole("i"), pairs.whole("j"), pairs.numbers(name), strict=True):
+        if np.isfinite(value):
+            for block in (order.index(i), order.index(j)):
+                scores[block] = np.fmin(scores[block], value)
+    return scores
 
 
 def _sink_table(results: Results) -> Table | None:
@@ -129,7 +142,11 @@ def _sink_table(results: Results) -> Table | None:
     table = results.influence.ordered("block")
     marked = [(place, word) for place, word in enumerate(table.words("sink")) if word in ("makes", "ends")]
     columns = {"influence": "Influence", "influence_sinkless": "Without sinks", "angular": "Angle", "deletion": "Deletion"}
-    there = {name: table.numbers(name) for name in columns if np.isfinite(table.numbers(name)).any()}
+    there = {name: table.numbers(name) for name in columns}
+    for name in ("replacement", "interchange"):
+        columns[name] = name.capitalize()
+        there[name] = _of_blocks(results, name, table.whole("block"))
+    there = {name: values for name, values in there.items() if np.isfinite(values).any()}
     if not marked or not there:
         return None
     rows = [
