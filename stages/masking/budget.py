@@ -66,20 +66,31 @@ def kept_share(value: Float[Tensor, "out in"], keep: Bool[Tensor, "out in"]) -> 
 
 
 def round_to_groups(shares: Mapping[Unit, float], sizes: Mapping[Unit, int], m: int) -> dict[Unit, int]:
-    """n of m for each unit (a block or a matrix), the removed total as close to that of the shares as whole n allow.
+    """n of m for each unit (a block or a matrix), such that no step of one unit would bring the total closer to the wish.
 
-    As OWL's N:M, which rounds n per block; here the largest remainders are rounded up until the total is met.
+    As OWL's N:M, which rounds n per block; but here the largest remainders are rounded up first, while that helps the total.
+    No n is above m - 1, or outside what the least and the largest share round to; a unit with a share of 0 is left alone.
 
     Args:
         shares: wished share of each unit.
         sizes: weights of each unit.
     """
-    counts = {unit: int(share * m + 1e-9) for unit, share in shares.items()}
-    missing = sum((shares[unit] * m - counts[unit]) * sizes[unit] for unit in shares)
-    rests: list[Unit] = sorted(shares, key=lambda unit: counts[unit] - shares[unit] * m)  # stable: ties in order
-    for unit in rests:
-        if missing < sizes[unit] / 2 or counts[unit] >= m:
-            break
-        counts[unit] += 1
-        missing -= sizes[unit]
-    return counts
+    wishes = {unit: share * m for unit, share in shares.items() if share > 0}
+    if not wishes:
+        return dict.fromkeys(shares, 0)
+    high = min(m - 1, round(max(wishes.values())))
+    low = min(high, round(min(wishes.values())))
+    counts = {unit: min(max(int(wish + 1e-9), low), high) for unit, wish in wishes.items()}
+    missing = sum((wish - counts[unit]) * sizes[unit] for unit, wish in wishes.items())
+    moved = True
+    while moved:
+        moved = False
+        for step in (1, -1):
+            for unit in sorted(counts, key=lambda unit: step * (counts[unit] - wishes[unit])):  # stable: ties in order
+                room = counts[unit] < high if step == 1 else counts[unit] > low
+                helps = missing >= sizes[unit] / 2 if step == 1 else -missing > sizes[unit] / 2
+                if room and helps:
+                    counts[unit] += step
+                    missing -= step * sizes[unit]
+                    moved = True
+    return {unit: counts.get(unit, 0) for unit in shares}

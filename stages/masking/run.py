@@ -24,9 +24,10 @@ from stages.masking.budget import Budget, Pruned, kept_share
 from stages.masking.inputs import Inputs, collect
 from stages.masking.magnitude import magnitude
 from stages.masking.memory import map_large_tensors
-from stages.masking.shares import Key, Shares, budgets
+from stages.masking.shares import Key, Shares, budgets, rounding_note
 from stages.masking.sparsegpt import sparsegpt
 from stages.masking.wanda import wanda
+from stages.masking.wanda_variant import TOLERANCE as VARIANT_TOLERANCE
 from stages.masking.wanda_variant import wanda_variant
 
 # A method takes matrices [out, in] that share their inputs, the sums of those, a budget each, the number of calibration windows,
@@ -69,6 +70,9 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         for view in [m.view(decoder.blocks[i])]
     }
     wishes = budgets(shares, sizes, wanted)
+    for note in (rounding_note(shares, wishes, wanted), few_tokens_note(sizes, ids.numel(), wanted)):
+        if note:
+            say(note)
     map_large_tensors(decoder.block_bytes())
 
     changes = wanted.method in NEEDS_GRAMS
@@ -117,7 +121,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
                     advance(decoder, index, stream, compute.batch_tokens)
     table = pd.DataFrame(rows, columns=COLUMNS)
     write_table(outputs["masks.csv"], table)
-    _tell(table, wanted)
+    _tell(table, wanted, sizes, wishes, ids.numel())
 
 
 def _plan(
@@ -138,6 +142,18 @@ def _plan(
         folder=file.path.parent,
         memory_key="compute.batch_tokens",
         disk_key="tokens.calibration_windows",
+    )
+
+
+def few_tokens_note(sizes: dict[Key, tuple[int, int]], tokens: int, wanted: Masking) -> str | None:
+    """In words, that the calibration tokens cannot fill the largest Hessian; None if they can, or none is made."""
+    widest = max(sizes, key=lambda key: sizes[key][1])
+    width = sizes[widest][1]
+    if wanted.method not in NEEDS_GRAMS or tokens >= width:
+        return None
+    return (
+        f"{tokens} calibration tokens are fewer than the {width} inputs of {widest[1]}: its Hessian is singular, and damping "
+        f"alone ({wanted.sparsegpt.damping:g}) carries it; tokens.calibration_windows or tokens.length would mend that"
     )
 
 
@@ -237,14 +253,36 @@ def _write(file: TensorWriter, index: int, name: str, weight: Tensor, one: Prune
         weight.masked_fill_(~one.keep, 0.0)
 
 
-def _tell(table: pd.DataFrame, wanted: Masking) -> None:
+def _tell(
+    table: pd.DataFrame, wanted: Masking, sizes: dict[Key, tuple[int, int]], wishes: dict[Key, Budget], tokens: int
+) -> None:
     """Say what was done, and whatever was not done as asked."""
+    keys: list[Key] = list(zip(table.block, table.matrix, strict=True))
     fallen = table[(table.method == "magnitude") & (wanted.method != "magnitude")]
     if len(fallen):
         blocks = ", ".join(map(str, sorted(set(fallen.block))))
         say(
             f"{len(fallen)} of {len(table)} matrices saw fewer than masking.expert_tokens = {wanted.expert_tokens} tokens and "
             f"were masked by magnitude, in blocks {blocks}; masks.csv names them"
+        )
+    widths = pd.Series([sizes[key][1] for key in keys])
+    thin = table[table.method.isin(NEEDS_GRAMS) & (table.tokens < widths) & (table.tokens < tokens)]
+    if len(thin):
+        names = [f"{name} of block {block}" for block, name in zip(thin.block, thin.matrix, strict=True)]
+        some = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
+        say(
+            f"{len(thin)} of {len(table)} matrices saw fewer tokens than they have inputs ({some}): damping "
+            " carries their Hessians; masking.expert_tokens sets from how many on they are trusted"
+        )
+    asked = pd.Series([wishes[key].share for key in keys])
+    off = (table.sparsity - asked).abs()
+    missed = off[(table.method == "wanda_variant") & (off > VARIANT_TOLERANCE)]
+    if wanted.rounding == "published" and len(missed):
+        worst = missed.idxmax()
+        say(
+            f"{len(missed)} of {len(table)} matrices miss their share by more than {VARIANT_TOLERANCE:g}, most of all "
+            f"{table.matrix[worst]} of block {table.block[worst]} ({table.sparsity[worst]:.4f} instead of {asked[worst]:.4f}): "
+            "the published search of wanda_variant ends there; masking.rounding: exact meets the share"
         )
     raised = table[table.damping > wanted.sparsegpt.damping]
     for block, name, used in zip(raised.block, raised.matrix, raised.damping, strict=True):

@@ -66,7 +66,8 @@ def budgets(shares: Shares, sizes: dict[Key, tuple[int, int]], wanted: Masking) 
     if mean > 0 and abs(mean - n / m) > TOLERANCE:
         raise PalimpsestError(
             f"params.yaml: masking.pattern = {wanted.pattern!r} removes {n / m:g} of the weights, but the allocation's mean is "
-            f"{mean:g}; set allocation.sparsity: {n / m:g}, or another pattern"
+            f"{mean:g}; set allocation.sparsity: {n / m:g} with allocation.projection: projected (a faithful one misses its "
+            "target), or another pattern"
         )
     weights: dict[Key, int] = {}
     wished: dict[Key, float] = {}
@@ -75,4 +76,25 @@ def budgets(shares: Shares, sizes: dict[Key, tuple[int, int]], wanted: Masking) 
         weights[unit] = weights.get(unit, 0) + rows * columns
         wished[unit] = asked[key]
     counts = round_to_groups(wished, weights, m)
+    off = sum(counts[unit] * weights[unit] for unit in counts) / m - mean * total
+    if abs(off) * m > max(weights.values()) / 2 * (1 + 1e-9):
+        raise PalimpsestError(
+            f"params.yaml: masking.pattern = {wanted.pattern!r}: with {m - 1} of {m} inputs removed at most, the allocation's "
+            f"shares of up to {max(wished.values()):g} come to {mean + off / total:g} of the weights instead of {mean:g}; "
+            "allowed: an allocation with narrower bounds, or unstructured"
+        )
     return {key: Budget(counts[shares.unit(*key)] / m, (counts[shares.unit(*key)], m), wanted.compared, True) for key in sizes}
+
+
+def rounding_note(shares: Shares, wishes: dict[Key, Budget], wanted: Masking) -> str | None:
+    """What a pattern made of the allocation, in words; None if it is as asked."""
+    if wanted.group is None or all(abs(shares.of(*key) - one.share) <= TOLERANCE for key, one in wishes.items()):
+        return None
+    _, m = wanted.group
+    asked = [shares.of(*key) for key in wishes]
+    counts = sorted({one.group[0] for one in wishes.values() if one.group is not None})
+    became = f"{counts[0]} to {counts[-1]} of {m}" if len(counts) > 1 else f"{counts[0]} of {m} everywhere, which is uniform"
+    return (
+        f"pattern {wanted.pattern}: whole n of {m} are coarser than the allocation, so that {min(asked):.4f} to {max(asked):.4f} "
+        f"became {became}; masks.csv has both (sparsity_asked, sparsity)"
+    )

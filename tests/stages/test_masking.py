@@ -7,14 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from pipeline.errors import PalimpsestError
-from pipeline.tensors import TensorFile
+from pipeline.tensors import TensorFile, write_tensors
 from stages.decoder.masks import apply_masks, read_mask
+from stages.masking.run import gram_bytes
 from tests.models import FAMILIES, _config
 from tests.plain import blocks_of, matrix_inputs, matrix_of, plain_losses, plain_variant, read_masks, relative_gap
 from tests.project import Project
@@ -240,6 +242,82 @@ def test_an_uneven_allocation_becomes_whole_n_of_m(copied: Finished) -> None:
     for (block, _), keep in masks.items():
         gone = (~keep).view(len(keep), -1, 4).sum(2)
         assert (gone == [1, 3, 2, 2][block]).all()
+
+
+def test_a_pattern_that_changes_the_allocation_says_so(copied: Finished, capsys: pytest.CaptureFixture[str]) -> None:
+    project = copied("llama")
+    path = project.data / "allocation.csv"
+    for shares, became in (
+        ([0.45, 0.55, 0.48, 0.52], "0.4500 to 0.5500 became 2 of 4 everywhere, which is uniform"),
+        ([0.3, 0.7, 0.5, 0.5], "0.3000 to 0.7000 became 1 to 3 of 4"),
+        ([0.25, 0.75, 0.5, 0.5], None),
+    ):
+        pd.DataFrame({"block": range(4), "matrix": "", "sparsity": shares}).to_csv(path, index=False)
+        capsys.readouterr()
+        project.run("masking", masking={"pattern": "2:4"})
+        said = capsys.readouterr().out
+        assert became in said if became else "became" not in said
+        table = pd.read_csv(project.data / "masks.csv")
+        assert f"{float(np.average(table.sparsity, weights=table.parameters)):.6f} of" in said
+
+
+def test_a_pattern_that_cannot_remove_what_the_allocation_asks_is_refused(copied: Finished) -> None:
+    project = copied("llama")
+    shares = [1.0, 1.0, 0.0, 0.0]
+    pd.DataFrame({"block": range(4), "matrix": "", "sparsity": shares}).to_csv(project.data / "allocation.csv", index=False)
+    with pytest.raises(
+        PalimpsestError, match=r"masking\.pattern = '2:4': with 3 of 4 .* up to 1 come to 0\.375 .* instead of 0\.5"
+    ):
+        project.run("masking", masking={"pattern": "2:4"})
+
+
+def test_a_faithful_allocation_and_a_pattern_name_the_remedy(copied: Finished) -> None:
+    project = copied("llama")
+    project.run("allocation", allocation={"method": "owl", "projection": "faithful", "granularity": "linear"})
+    with pytest.raises(PalimpsestError, match=r"set allocation\.sparsity: 0\.5 with allocation\.projection: projected"):
+        project.run("masking", masking={"pattern": "2:4"})
+
+
+def test_fewer_tokens_than_channels_are_said_before_work_starts(copied: Finished, capsys: pytest.CaptureFixture[str]) -> None:
+    project = copied("llama")
+    tokens = load_file(project.data / "tokens.safetensors")
+    for windows, few in ((2, True), (3, False)):  # of 16 tokens: 32 and 48, and the widest matrix has 48 inputs
+        write_tensors(project.data / "tokens.safetensors", {**tokens, "calibration": tokens["calibration"][:windows].clone()})
+        capsys.readouterr()
+        project.run("masking", masking={"method": "sparsegpt"})
+        said = capsys.readouterr().out
+        note = "32 calibration tokens are fewer than the 48 inputs of mlp.down_proj"
+        assert (note in said) == few and (not few or said.index(note) < said.index("plan:"))
+
+
+def test_experts_with_fewer_tokens_than_channels_are_named_in_a_line(
+    copied: Finished, capsys: pytest.CaptureFixture[str]
+) -> None:
+    project = copied("qwen3_moe")
+    capsys.readouterr()
+    project.run("masking", masking={"method": "sparsegpt"})
+    table, said = pd.read_csv(project.data / "masks.csv"), capsys.readouterr().out
+    widths = table.matrix.map(lambda name: 24 if "down_proj" in name else 32)
+    thin = table[table.matrix.str.contains("experts") & (table.tokens < widths)]
+    assert (
+        len(thin)
+        and f"{len(thin)} of {len(table)} matrices saw fewer tokens than they have inputs ({thin.matrix.iloc[0]}" in said
+    )
+
+
+def test_a_share_that_the_published_search_cannot_reach_is_named(copied: Finished, capsys: pytest.CaptureFixture[str]) -> None:
+    project = copied("llama")
+    project.run("allocation", allocation={"sparsity": 0.97})
+    for rounding, named in (("published", True), ("exact", False)):
+        capsys.readouterr()
+        project.run("masking", masking={"method": "wanda_variant", "rounding": rounding})
+        assert ("matrices miss their share by more than 0.001" in capsys.readouterr().out) == named
+
+
+def test_the_plan_counts_the_grams_of_the_largest_block() -> None:
+    small = {(0, "mlp.up"): (4, 8)}
+    assert gram_bytes({**small, (1, "mlp.up"): (4, 100), (1, "mlp.down"): (8, 10)}) == 8 * (100**2 + 10**2 + 4 * 100**2)
+    assert gram_bytes(small) == 8 * 5 * 8**2
 
 
 def test_matrices_of_one_input_and_unlike_budgets(copied: Finished) -> None:
