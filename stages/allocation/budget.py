@@ -28,7 +28,8 @@ class Wish:
 def normalise(score: np.ndarray, kind: str) -> np.ndarray:
     """Scores on a common scale: `zscore` (population deviation), `minmax` or `rank` (both from -1 to 1).
 
-    Scores that are all equal become 0, so that every layer gets the target; so does a missing score.
+    Scores that are all equal become 0, so that every layer gets the target; a missing score becomes the mean of the others, so
+    that such a layer wishes for what they wish on average.
     """
     known = np.isfinite(score)
     scaled = np.zeros(len(score))
@@ -39,6 +40,7 @@ def normalise(score: np.ndarray, kind: str) -> np.ndarray:
         some = pd.Series(some).rank().to_numpy()
     unit = (some - some.min()) / np.ptp(some)  # first, since squares of very small scores would vanish
     scaled[known] = (unit - unit.mean()) / unit.std() if kind == "zscore" else 2 * unit - 1
+    scaled[~known] = scaled[known].mean()
     return scaled
 
 

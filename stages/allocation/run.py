@@ -34,6 +34,13 @@ METHODS: dict[str, Callable[[Layers, Allocation], Wish]] = {
     "measured": measured,
 }
 
+# Why a layer may have no score.
+NO_TOKEN = "no token reached them"
+UNSCORED = {
+    "gradient": "none of the windows that gradients were taken over reached them",
+    "alphapruning": "no tail could be fitted to their spectra",
+}
+
 
 def run(params: Params, inputs: Files, outputs: Files) -> None:
     """Write `allocation.csv`: block, matrix (empty: the whole block), parameters, score, sparsity."""
@@ -44,6 +51,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         read_table(inputs["importance.csv"], ("matrix",), ("block", "parameters")),
         read_table(inputs["sensitivity.csv"], ("rise",), ("block",)),
     )
+    _check_measured_at(wanted, layers.sensitivity)
     wish = METHODS[wanted.method](layers, wanted)
     sparsity = allocate(wish, layers.parameters, wanted.sparsity, wanted.projection == "faithful")
     columns = {"block": layers.block, "matrix": layers.matrix, "parameters": layers.parameters.astype(np.int64)}
@@ -60,10 +68,23 @@ def allocate(wish: Wish, parameters: np.ndarray, target: float, faithful: bool) 
     return shift_to_budget(wish.raw, parameters, target, wish.low, wish.high)
 
 
+def _check_measured_at(wanted: Allocation, sensitivity: pd.DataFrame) -> None:
+    """Say so where blocks were measured at another sparsity than they are to be pruned to."""
+    if wanted.method == "measured" and "sparsity" in sensitivity:
+        at = float(sensitivity["sparsity"].iloc[0])
+        if at == at and at != wanted.sparsity:
+            say(
+                f"measured at sensitivity.sparsity = {at:g}, used for allocation.sparsity = {wanted.sparsity:g}: what a block "
+                "bears at one sparsity it may not bear at another"
+            )
+
+
 def _report(wanted: Allocation, wish: Wish, sparsity: np.ndarray, realised: float) -> None:
     unknown = int(np.isnan(wish.score).sum())
     if unknown:
-        say(f"{unknown} of {len(sparsity)} layers have no score (no token reached them); they count as average")
+        say(
+            f"{unknown} of {len(sparsity)} layers have no score ({UNSCORED.get(wanted.method, NO_TOKEN)}); they count as the mean"
+        )
     spread = f"{sparsity.min():.4f} to {sparsity.max():.4f} per {wanted.granularity}"
     over = f", {realised - wanted.sparsity:+.6f} off (faithful)" if wanted.projection == "faithful" else ""
     say(f"{wanted.method}: {spread}, {realised:.6f} over all, target {wanted.sparsity}{over}")

@@ -30,12 +30,13 @@ STREAM_BYTES = 1 << 29  # streams of all variants together; prompts are taken in
 
 
 def run(params: Params, inputs: Files, outputs: Files) -> None:
-    """Write `sensitivity.csv`: block, rise (nats per token), error (standard error over windows); empty with method none."""
+    """Write `sensitivity.csv`: block, rise (nats per token), error (standard error over windows), sparsity of the block that
+    was pruned; empty with method none."""
     compute, wanted, path = params.compute, params.sensitivity, outputs["sensitivity.csv"]
     tape = Tape(inputs["tape.safetensors"])
     blocks = range(tape.boundaries - 1)
     if wanted.method == "none":
-        write_table(path, pd.DataFrame({"block": blocks, "rise": None, "error": None}))
+        write_table(path, pd.DataFrame({"block": blocks, "rise": None, "error": None, "sparsity": None}))
         say("not measured (sensitivity.method is none)")
         return
     decoder = Decoder(inputs["model"], compute.resolve_dtype(), compute.resolve_device())
@@ -57,7 +58,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     )
     rises = measure_rises(decoder, variants, prompts, ids, METHODS[wanted.method], compute.batch_tokens)
     errors = rises.std(axis=1, ddof=1) / np.sqrt(len(ids)) if len(ids) > 1 else None
-    table = pd.DataFrame({"block": blocks, "rise": rises.mean(axis=1), "error": errors})
+    table = pd.DataFrame({"block": blocks, "rise": rises.mean(axis=1), "error": errors, "sparsity": wanted.sparsity})
     write_table(path, table)
     low, high = int(table.rise.argmin()), int(table.rise.argmax())
     ends = f"from {table.rise[low]:.4f} (block {low}) to {table.rise[high]:.4f} (block {high})"

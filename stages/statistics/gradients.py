@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.console import progress
-from stages.decoder.matrices import Matrix, prunable_matrices
+from stages.decoder.matrices import Matrix, prunable_matrices, watch
 from stages.decoder.skeleton import Decoder
 from stages.decoder.stream import Stream, finite_or_stop
 from stages.decoder.tape import Tape
@@ -27,6 +27,7 @@ Means = dict[tuple[int, str], dict[str, float]]
 def gradient_means(decoder: Decoder, tape: Tape, ids: Tensor, batch_tokens: int, scratch: Path) -> Means:
     """(block, matrix) -> mean |∂L/∂W| and mean |W · ∂L/∂W|; under the name "" over all prunable weights of the block.
 
+    An expert that no token of the windows was routed to is not there: no gradient is not a gradient of zero.
     L is the mean loss per predicted token over the windows `ids` [window, token], the first ones of the tape.
 
     Args:
@@ -42,8 +43,11 @@ def gradient_means(decoder: Decoder, tape: Tape, ids: Tensor, batch_tokens: int,
         for index in progress(reversed(range(len(decoder))), "gradients of block", len(decoder)):
             with decoder.block(index) as block:
                 matrices = prunable_matrices(block)
-                found = _through_block(decoder, tape, index, matrices, stream, ranges)
-                means |= {(index, name): one for name, one in _means(block, matrices, found, scored).items()}
+                reached: set[str] = set()
+                with watch(block, matrices, lambda name, _: reached.add(name)):  # noqa: B023 (used within the turn)
+                    found = _through_block(decoder, tape, index, matrices, stream, ranges)
+                each = _means(block, matrices, found, scored)
+                means |= {(index, name): one for name, one in each.items() if not name or name in reached or one["gradient"] > 0}
     return means
 
 

@@ -214,6 +214,14 @@ def test_a_matrix_without_a_score_counts_as_average(method: str) -> None:
     assert min(shares[0], shares[3]) < shares[2] < max(shares[0], shares[3]) and shares.mean() == pytest.approx(0.5, abs=1e-12)
 
 
+@pytest.mark.parametrize("kind", NORMALISATIONS)
+def test_a_missing_score_wishes_for_what_the_others_wish_on_average(kind: str) -> None:
+    """Scores far from the middle of their range: the mean of minmax is not its midpoint."""
+    scaled = normalise(np.array([0.0, 0.0, np.nan, 9.0]), kind)
+    assert scaled[2] == pytest.approx(scaled[[0, 1, 3]].mean(), abs=1e-15)
+    assert normalise(np.array([0.0, 0.0, np.nan, 9.0]), "minmax")[2] == pytest.approx(-1 / 3)
+
+
 def test_the_matrices_of_a_block_share_what_was_measured_of_the_block() -> None:
     layers = layers_of([1.0, 2.0, 3.0, 4.0], granularity="linear", each=2)
     assert METHODS["measured"](layers, Allocation(method="measured")).score.tolist() == [1.0, 1.0, 2.0, 2.0]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from safetensors.torch import load_file, save_file
 
 from pipeline.errors import PalimpsestError
 from tests.kernels.test_spectra import eigenvalues_of, exponent, peak_by_scan
@@ -128,6 +129,41 @@ def test_clipping_alone_says_what_it_really_gives(copied: Finished, capsys: pyte
         abs(realised - TARGET) > 1e-4
         and f"{realised:.6f} over all, target {TARGET}, {realised - TARGET:+.6f} off" in capsys.readouterr().out
     )
+
+
+def test_an_expert_that_is_never_routed_to_has_no_gradient_rather_than_none_of_it(
+    copied: Finished, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A router that always chooses the same two: the others get the mean of the shares of all that have a gradient."""
+    project = copied("qwen3_moe")
+    path = project.data / "model" / "model.safetensors"
+    state = load_file(path)
+    for name in [name for name in state if name.endswith("mlp.gate.weight")]:
+        state[name].zero_()
+    save_file(state, path, metadata={"format": "pt"})
+    project.run("capture")
+    project.run("statistics", statistics={"gradient_windows": 2, "spectra": False})
+    table = pd.read_csv(project.data / "importance.csv").dropna(subset="matrix")
+    places = pd.read_csv(project.data / "statistics.csv").set_index(["block", "place"]).tokens
+    unseen = places.reindex(pd.MultiIndex.from_frame(table[["block", "matrix"]])).to_numpy() == 0
+    assert table[unseen].gradient.isna().all() and (table[~unseen].gradient > 0).all() and unseen.sum() == 16
+    wanted = {"method": "gradient", "granularity": "linear", "gradient": {"bound": 0.4, "slope": 0.1, "normalisation": "minmax"}}
+    shares = pd.read_csv(project.run("allocation", allocation=wanted)).sparsity.to_numpy()
+    assert (
+        "16 of 64 layers have no score (none of the windows that gradients were taken over reached them)"
+        in capsys.readouterr().out
+    )
+    np.testing.assert_allclose(shares[unseen], shares[~unseen].mean(), atol=1e-12)
+
+
+def test_blocks_measured_at_another_sparsity_are_said_to_be(copied: Finished, capsys: pytest.CaptureFixture[str]) -> None:
+    project = copied("llama")
+    assert (pd.read_csv(project.data / "sensitivity.csv").sparsity == 0.5).all()
+    for sparsity, said in ((0.5, False), (0.6, True)):
+        capsys.readouterr()
+        project.run("allocation", allocation={"method": "measured", "sparsity": sparsity})
+        note = "measured at sensitivity.sparsity = 0.5, used for allocation.sparsity = 0.6"
+        assert (note in capsys.readouterr().out) == said
 
 
 def test_a_percentile_that_was_not_measured_names_the_key(copied: Finished) -> None:
