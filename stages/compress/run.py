@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
@@ -19,12 +20,12 @@ from stages.compress.card import model_card
 from stages.compress.config import check_shortened, exported_config, shorten_config, skeleton_of
 from stages.compress.modeling import MODELING_FILE, ghost_places, ghost_spec, ghost_state, is_native, modeling_source
 from stages.compress.recount import recount
-from stages.compress.shards import write_shards
+from stages.compress.shards import shard_limit, write_shards
 from stages.decoder.checkpoint import Checkpoint
 from stages.decoder.masks import apply_masks
 from stages.decoder.matrices import prunable_matrices
 from stages.decoder.operators import Operator, fold_into, operator_name, read_operators, read_removed, runs_of
-from stages.decoder.skeleton import Decoder
+from stages.decoder.skeleton import Decoder, as_stored
 
 COPIED = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt",
@@ -37,7 +38,8 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     """Write `compressed/`: masked weights as zeros, removed blocks gone and the rest renumbered, ghosts as small linears."""
     masks = TensorFile(inputs["masks.safetensors"])
     ghosts = TensorFile(inputs["ghost.safetensors"])
-    decoder = Decoder(inputs["model"], Checkpoint(inputs["model"]).stored_dtype())
+    stored = Checkpoint(inputs["model"]).stored_dtype()  # of most tensors; those that differ are kept as they are
+    decoder = as_stored(Decoder(inputs["model"], stored))
     removed = read_removed(inputs["removal.json"], len(decoder))
     kept = [index for index in range(len(decoder)) if index not in set(removed)]
     operators = read_operators(ghosts, decoder.width)
@@ -48,7 +50,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     specs = [ghost_spec(one, place, accumulate) for one, place in zip(run_ones.values(), places, strict=True)]
 
     config = shorten_config(decoder.checkpoint.config, kept, len(decoder))
-    small = skeleton_of(config, decoder.dtype, decoder.checkpoint.trust_remote_code)
+    small = skeleton_of(config, stored, decoder.checkpoint.trust_remote_code)
     check_shortened(small, decoder, kept)
 
     folder = outputs["compressed"]
@@ -67,9 +69,11 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         (partial / "config.json").write_text(exported_config(config, small, specs), encoding="utf-8")
         if specs:
             (partial / MODELING_FILE).write_text(modeling_source(small, decoder.path), encoding="utf-8")
-        parts = _state(decoder, small, kept, masks, _by_block(run_ones, places), _folds(operators))
+        ghost_tensors = _by_block(run_ones, places, stored)
+        parts = _state(decoder, small, kept, masks, ghost_tensors, _folds(operators))
         on_disk = lambda part: _names_on_disk(small, part, bool(specs))  # noqa: E731
-        total = write_shards(partial, map(on_disk, parts))
+        limit = shard_limit(decoder.checkpoint.shards.values())
+        total = write_shards(partial, map(on_disk, parts), limit)
         mixed = {(block, operator.into) for block, operator in _folds(operators).items()}
         masked = recount(partial, decoder, kept, masks, on_disk, mixed)
         (partial / "README.md").write_text(model_card(decoder, removed, ghosts.metadata, operators), encoding="utf-8")
@@ -86,8 +90,8 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
 
 def _check_ghosts(ghosts: TensorFile, operators: dict[tuple[int, int], Operator], removed: list[int]) -> None:
     """Raise ArtifactError naming the file if its operators do not stand for exactly the removed blocks."""
-    if not operators and ghosts.metadata.get("operator") == "none":
-        return
+    if ghosts.metadata.get("operator") == "none":  # where it has no sink to restore, nothing is there
+        removed = [block for block in removed if any(start <= block < stop for start, stop in operators)]
     stand_for = sorted(block for start, stop in operators for block in range(start, stop))
     if stand_for != sorted(removed):
         wanted, there = ([operator_name(*run) for run in some] for some in (runs_of(removed), operators))
@@ -97,13 +101,15 @@ def _check_ghosts(ghosts: TensorFile, operators: dict[tuple[int, int], Operator]
         )
 
 
-def _by_block(operators: dict[tuple[int, int], Operator], places: list[tuple[int, str]]) -> dict[int, dict[str, Tensor]]:
-    """Index of an exported block -> the tensors of its operators, by their names inside it."""
+def _by_block(
+    operators: dict[tuple[int, int], Operator], places: list[tuple[int, str]], dtype: torch.dtype
+) -> dict[int, dict[str, Tensor]]:
+    """Index of an exported block -> the tensors of its operators in `dtype`, by their names inside it."""
     state: dict[int, dict[str, Tensor]] = {}
     count: dict[tuple[int, str], int] = {}
     for operator, (block, where) in zip(operators.values(), places, strict=True):
         number = count[block, where] = count.get((block, where), -1) + 1
-        named = {f"ghost_{where}.{number}.{name}": value for name, value in ghost_state(operator).items()}
+        named = {f"ghost_{where}.{number}.{name}": value.to(dtype) for name, value in ghost_state(operator).items()}
         state.setdefault(block, {}).update(named)
     return state
 
@@ -121,11 +127,12 @@ def _state(
     ghosts: dict[int, dict[str, Tensor]],
     folds: dict[int, Operator],
 ) -> Iterator[dict[str, Tensor]]:
-    """The exported model's tensors under its own names: first what surrounds the blocks, then block by block."""
+    """The exported model's tensors under its own names, in the dtypes of the checkpoint: first what surrounds the blocks, then
+    block by block."""
     tied = set(getattr(small, "all_tied_weights_keys", None) or {})
     with decoder.trunk(head=True):
         around = {name: value for name, value in decoder.model.state_dict().items() if not name.startswith(decoder.path + ".")}
-        yield {name: value for name, value in around.items() if name not in tied}
+        yield {name: _in_stored_dtype(decoder, name, value) for name, value in around.items() if name not in tied}
     for new, old in progress(list(enumerate(kept)), "block"):
         with decoder.block(old) as block:
             apply_masks(block, masks, old)
@@ -133,10 +140,17 @@ def _state(
                 (matrix,) = [one for one in prunable_matrices(block) if one.name == folds[old].into]
                 bias = getattr(block.get_submodule(matrix.module), "bias", None)
                 fold_into(matrix.view(block), None if bias is None else bias.data, folds[old])
-            part = {f"{decoder.path}.{new}.{name}": value for name, value in block.state_dict().items()}
-            for name, value in ghosts.get(new, {}).items():
-                part[f"{decoder.path}.{new}.{name}"] = value.to(decoder.dtype)
-            yield part
+            part = {
+                name: _in_stored_dtype(decoder, f"{decoder.path}.{old}.{name}", value)
+                for name, value in block.state_dict().items()
+            }
+            yield {f"{decoder.path}.{new}.{name}": value for name, value in {**part, **ghosts.get(new, {})}.items()}
+
+
+def _in_stored_dtype(decoder: Decoder, name: str, value: Tensor) -> Tensor:
+    """A tensor of the model in the dtype that the checkpoint has it in: nothing but the changes made here is rounded."""
+    stored = decoder.stored.get(name, value.dtype)
+    return value.to(stored) if stored.is_floating_point and stored.itemsize > 1 else value
 
 
 def _names_on_disk(small: Any, part: dict[str, Tensor], has_code: bool) -> dict[str, Tensor]:

@@ -54,6 +54,11 @@ class Operator:
     into: str = ""  # of a fold: the matrix it changes, of the block before the gap
     sinks: Sinks | None = None
 
+    @property
+    def does_nothing(self) -> bool:
+        """Whether it has no tensors and treats no token apart: there is nothing to store or to run."""
+        return not self.tensors() and (self.sinks is None or not len(self.sinks))
+
     def matrix(self, width: int) -> Float[Tensor, "channel channel"]:
         """M as one matrix (F of a fold)."""
         whole = self.dense if self.dense is not None else self.fold
@@ -104,13 +109,13 @@ class Operator:
 def fold_into(weight: Float[Tensor, "channel in"], bias: Float[Tensor, " channel"] | None, operator: Operator) -> None:
     """Change, in place, the matrix whose output o = z weightᵀ + bias is added to the stream, so that it gives o + o F.
 
-    The weight takes part as float32; it stays in its dtype.
+    The sum is float32 and rounded once to the dtype of the weight.
     """
     assert operator.fold is not None
     f = operator.fold.to(weight.device, torch.float32)
-    weight += (f.T @ weight.float()).to(weight.dtype)
+    weight.copy_(weight.float() + f.T @ weight.float())
     if bias is not None:
-        bias += (bias.float() @ f).to(bias.dtype)
+        bias.copy_(bias.float() + bias.float() @ f)
 
 
 def write_operators(operators: Mapping[tuple[int, int], Operator]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -185,6 +190,11 @@ def runs_of(removed: list[int]) -> list[tuple[int, int]]:
         else:
             runs.append((block, block + 1))
     return runs
+
+
+def spell(start: int, stop: int) -> str:
+    """A run [start, stop) in words: "block 1", "blocks 1 to 2"."""
+    return f"block {start}" if stop - start == 1 else f"blocks {start} to {stop - 1}"
 
 
 def operator_name(start: int, stop: int) -> str:

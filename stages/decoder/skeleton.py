@@ -112,6 +112,7 @@ class Decoder:
             module._buffers.update({name: b.to(device) for name, b in module._buffers.items() if b is not None})
         self.path, self.blocks = find_blocks(self.model)
         self._conversions = get_model_conversion_mapping(self.model)
+        self.stored: dict[str, torch.dtype] = {}  # name in the model -> widest dtype on disk of what it is made from
         self._groups = self._group_tensors()
         self._loaded: set[int] = set()
         self._calls: dict[tuple[int, int], list[Call]] = {}
@@ -284,7 +285,11 @@ class Decoder:
                 target = name
             if target in expected:
                 groups.setdefault(self._group_of(target), []).append(name)
-                found |= {target, *self._siblings(target, converters)}
+                made = {target, *self._siblings(target, converters)}
+                found |= made
+                on_disk = self.checkpoint.specs[name][1]
+                for one in made:
+                    self.stored[one] = _wider(self.stored.get(one), on_disk)
         tied = set(getattr(self.model, "all_tied_weights_keys", {}) or {})
         missing = sorted(set(expected) - found - tied)
         if missing:
@@ -320,6 +325,10 @@ def as_stored(decoder: Decoder) -> Decoder:
     if decoder.dtype == torch.float32 or wide <= {decoder.dtype}:
         return decoder
     return Decoder(decoder.checkpoint.path, torch.float32, decoder.device, decoder.checkpoint.trust_remote_code)
+
+
+def _wider(one: torch.dtype | None, other: torch.dtype) -> torch.dtype:
+    return other if one is None or one == other or 1 in (one.itemsize, other.itemsize) else torch.promote_types(one, other)
 
 
 class _Stopped(Exception):

@@ -31,6 +31,19 @@ class Apart:
         """All that are not like the rest: found, or told by the rule."""
         return self.found | (self.kinds >= 0)
 
+    def told(self, ids: Int[Tensor, "window token"]) -> str:
+        """The rule in words, which sinks it does not tell, and how many of the tokens it tells are none."""
+        assert self.rule is not None
+        untold, wrong = self.found & (self.kinds < 0), ~self.found & (self.kinds >= 0)
+        text = f", {int(untold.sum())} that no rule tells"
+        if int(untold.sum()):
+            found = ids[untold].unique().tolist()
+            shown = [f"{one} ({int(untold[ids == one].sum())} of {int((ids == one).sum())} places)" for one in found[:3]]
+            text += f": tokens {', '.join(shown)}{', …' if len(found) > 3 else ''}"
+        kinds = ["first position"] * self.rule.first + [str(list(self.rule.ids))] * bool(self.rule.ids)
+        text += f"; rule: {' '.join(kinds) or 'none'}"
+        return text + (f", which also tells {int(wrong.sum())} tokens that are no sinks" if int(wrong.sum()) else "")
+
     def weights(self, sinks: str, weight: float) -> Float[Tensor, "window token"]:
         """The weight of each token in the fit."""
         if sinks == "keep":
@@ -51,8 +64,9 @@ def fit_operator(
 ) -> tuple[Fitted, dict[str, float]]:
     """Fit on the windows below `split`, judge on the others.
 
-    Returns the fit and its `ridge` (relative), `ridge_absolute`, `train_error` and `heldout_error`. The errors are over the
-    tokens that the operator is for: all, or where sinks are bypassed or restored those that are none.
+    Returns the fit and its `ridge` (relative), `ridge_absolute`, `train_error` and `heldout_error`, and the relative
+    `ridge_asked`. The errors are over the tokens that the operator is for: all, or where sinks are bypassed or restored those
+    that are none.
     """
     weights = apart.weights(wanted.sinks, wanted.sink_weight)
     train = sums_of(rows, 0, split, weights, width, device, rotation)
@@ -60,13 +74,15 @@ def fit_operator(
     held_out = sums_of(rows, split, len(weights), judged, width, device, rotation)
     per_unit = float(train.grams.xx.diagonal().mean())
     if wanted.ridge_rule == "held_out":
-        fits = [method(train, ridge, what) for ridge in wanted.ridge_grid]
-        fitted = min(fits, key=lambda one: relative_error(held_out, one.operator))
+        fits = [(method(train, ridge, what), ridge) for ridge in wanted.ridge_grid]
+        fitted, asked = min(fits, key=lambda one: relative_error(held_out, one[0].operator))
     else:
         absolute = wanted.ridge_rule == "absolute"
-        fitted = method(train, wanted.ridge / per_unit if absolute and per_unit else wanted.ridge, what)
+        asked = wanted.ridge / per_unit if absolute and per_unit else wanted.ridge
+        fitted = method(train, asked, what)
     figures = {
         "ridge": fitted.ridge,
+        "ridge_asked": asked,
         "ridge_absolute": fitted.ridge * per_unit,
         "train_error": relative_error(train, fitted.operator),
         "heldout_error": relative_error(held_out, fitted.operator),
@@ -88,16 +104,19 @@ def sums_of(
 
 
 def sink_targets(rows: Rows, apart: Apart, split: int, width: int) -> Float[Tensor, "kind channel"]:
-    """The mean of the dense target over the tokens of each kind of sink, in the fitting windows (float64)."""
+    """The mean of the dense target over the sinks of each kind, in the fitting windows (float64).
+
+    Tokens that the rule tells but that were found to be no sinks take no part: their targets are of another size altogether.
+    """
     assert apart.rule is not None
     total = torch.zeros(len(apart.rule), width, dtype=torch.float64)
     count = torch.zeros(len(apart.rule), dtype=torch.float64)
     for start, x, d in rows(0, split):
         kinds = apart.kinds[start : start + len(x)]
-        here = kinds >= 0
+        here = (kinds >= 0) & apart.found[start : start + len(x)]
         total.index_add_(0, kinds[here], (x + d).double().cpu()[here])
         count.index_add_(0, kinds[here], torch.ones(int(here.sum()), dtype=torch.float64))
-    return total / count.clamp(min=1)[:, None]
+    return total / count[:, None]  # the rule is made from these windows: none is without a sink
 
 
 def identity(sums: Sums, ridge: float, what: str) -> Fitted:

@@ -15,7 +15,7 @@ from pipeline.errors import PalimpsestError
 from pipeline.files import Files
 from pipeline.tensors import TensorFile, write_tensors
 from stages.decoder.gram import condition_number
-from stages.decoder.operators import Operator, read_removed, runs_of, write_operators
+from stages.decoder.operators import Operator, read_removed, runs_of, spell, write_operators
 from stages.decoder.skeleton import Decoder
 from stages.decoder.stream import read_windows
 from stages.decoder.tape import Tape, split_held_out
@@ -70,10 +70,11 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     tape.check_model(len(decoder), decoder.width)
     ids = read_windows(TensorFile(inputs["tokens.safetensors"]), "calibration", decoder)
     tape.check_windows(*ids.shape)
-    masks = TensorFile(inputs["masks.safetensors"]) if wanted.fit == "sequential" else None
+    masks = TensorFile(inputs["masks.safetensors"])  # for the sequential fit, and for the growth of the error in the export
+    sequential = wanted.fit == "sequential"
     folder = outputs["ghost.csv"].parent
     batch_bytes = 4 * min(compute.batch_tokens, ids.numel()) * tape.width
-    passes = (ids.numel() if masks else 0) + 2 * (tape.windows - split) * tape.length * wanted.growth
+    passes = (ids.numel() if sequential else 0) + 2 * (tape.windows - split) * tape.length * wanted.growth
     plan(
         memory=14 * tape.width**2 * 8 + 8 * batch_bytes + (3 * decoder.block_bytes() if pieces else 0),
         disk=len(pieces) * tape.width**2 * 4 + (passes * tape.width * decoder.dtype.itemsize if pieces else 0),
@@ -82,11 +83,14 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         disk_key="removal.count",
     )
     operators, rows = {}, []
-    with Student(decoder, tape, ids, masks, compute.batch_tokens, wanted.fit == "sequential") as student:
+    with Student(decoder, tape, ids, masks if sequential else None, compute.batch_tokens, sequential) as student:
         if pieces:
             student.begin(pieces[0][0] - (wanted.method == "replaceme"), folder)
         for start, stop in progress(pieces, "run of removed blocks"):
             operator, row = fit_run(student, wanted, start, stop, split)
+            if operator.does_nothing:  # method none, and no sink to restore
+                say(f"{spell(start, stop)}: no sink that a rule tells, so no operator")
+                continue
             student.repair(start, stop, operator)
             operators[start, stop] = operator
             rows.append(row)
@@ -95,7 +99,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     metadata = {
         "convention": "row vectors: x + x M",
         "operator": wanted.method,
-        "runs": pieces,
+        "runs": list(operators),
         "operators": details,
         "accumulate": wanted.accumulate,
         "settings": {name: getattr(wanted, name) for name in shown},  # for the model card of the export
@@ -106,7 +110,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     write_table(outputs["ghost.csv"], pd.DataFrame(rows, columns=COLUMNS))
     write_table(outputs["ghost_growth.csv"], pd.DataFrame(grown, columns=GROWTH))
     write_tensors(outputs["ghost.safetensors"], tensors, metadata)
-    if not pieces:
+    if not operators:
         say("nothing to restore")
 
 
@@ -125,8 +129,8 @@ def _check(wanted: Ghost, pieces: list[tuple[int, int]], width: int) -> None:
 
 def fit_run(student: Student, wanted: Ghost, start: int, stop: int, split: int) -> tuple[Operator, dict[str, Any]]:
     """The operator in place of blocks [start, stop), and its row of ghost.csv."""
-    tape, ids, what = student.tape, student.ids, f"ghost of blocks {start} to {stop - 1}"
-    apart = _apart(student, wanted, start, stop)
+    tape, ids, what = student.tape, student.ids, f"ghost of {spell(start, stop)}"
+    apart = _apart(student, wanted, start, stop, split)
     with ExitStack() as stack:
         into = ""
         if wanted.method == "replaceme":
@@ -152,22 +156,33 @@ def fit_run(student: Student, wanted: Ghost, start: int, stop: int, split: int) 
         "sink_error": sink_error,
         "rest_error": rest_error,
     }
-    asked = wanted.ridge if wanted.ridge_rule == "relative" and fitted.ridge else fitted.ridge
-    raised = f", ridge raised from {asked:g} to {fitted.ridge:g}" if fitted.ridge != asked else ""
-    say(f"blocks {start} to {stop - 1}: error {row['train_error']:.3f} train, {row['heldout_error']:.3f} held out{raised}")
+    say(f"{spell(start, stop)}: error {row['train_error']:.3f} train, {row['heldout_error']:.3f} held out{_raised(wanted, row)}")
+    if wanted.sinks == "restore" and sink_error > 1:
+        say(
+            f"{spell(start, stop)}: restored sinks are off by {sink_error:.3f} of the step on held-out windows, more than "
+            "if they were left alone (1); their targets differ too much to be one vector each: try ghost.sinks: bypass"
+        )
     return operator, row
 
 
-def _apart(student: Student, wanted: Ghost, start: int, stop: int) -> Apart:
-    """The sinks of the dense stream before or behind the gap, and the rule for them."""
+def _raised(wanted: Ghost, row: dict[str, Any]) -> str:
+    """Says that a ridge was too small to solve with, in the units it was asked in."""
+    used, asked, unit = row["ridge"], row["ridge_asked"], ""
+    if wanted.ridge_rule == "absolute":
+        scale = row["ridge_absolute"] / used if used else 1.0
+        used, asked, unit = used * scale, asked * scale, " (absolute)"
+    return f", ridge raised from {asked:g} to {used:g}{unit}" if used > asked * (1 + 1e-6) else ""
+
+
+def _apart(student: Student, wanted: Ghost, start: int, stop: int, split: int) -> Apart:
+    """The sinks of the dense stream before or behind the gap, and the rule for them, made from the windows below `split`."""
     found = torch.zeros(student.ids.shape, dtype=torch.bool)
     for boundary in (start, stop):
         found |= find_sinks(token_norms(student.tape, boundary, student.batch_tokens), wanted.sink_threshold)
-    rule = sink_rule(found, student.ids, wanted.sinks) if wanted.sinks in ("bypass", "restore") else None
+    rule = sink_rule(found[:split], student.ids[:split], wanted.sinks) if wanted.sinks in ("bypass", "restore") else None
     kinds = torch.full(student.ids.shape, -1) if rule is None else rule.kinds(student.ids)
     apart = Apart(found, rule, kinds)
     if int(found.sum()):
-        untold = f", {int((found & (kinds < 0)).sum())} that no rule tells" if rule is not None else ""
-        told = f"; rule: {'first position' if rule.first else ''} {list(rule.ids) or ''}".rstrip() if rule is not None else ""
-        say(f"blocks {start} to {stop - 1}: {int(found.sum())} sink tokens ({wanted.sinks}){untold}{told}")
+        told = "" if rule is None else apart.told(student.ids)
+        say(f"{spell(start, stop)}: {int(found.sum())} sink tokens ({wanted.sinks}){told}")
     return apart

@@ -10,7 +10,7 @@ from stages.decoder.operators import Sinks
 from stages.decoder.tape import Tape
 
 LEAST = 2  # a token id has to be a sink this often to make a rule
-MOSTLY = 0.5  # and in this share of the places where it stands
+NEARLY_ALL = 0.9  # and in this share of the places where it stands, as the first position has to be in this share of windows
 
 
 def token_norms(tape: Tape, boundary: int, batch_tokens: int, first: int = 0) -> Float[Tensor, "window token"]:
@@ -24,11 +24,12 @@ def find_sinks(norms: Float[Tensor, "window token"], threshold: float) -> Bool[T
 
 
 def sink_rule(sinks: Bool[Tensor, "window token"], ids: Int[Tensor, "window token"], action: str) -> Sinks:
-    """The rule for the run: the first position if it mostly is a sink, and token ids that mostly are sinks elsewhere.
+    """The rule for the run: the first position if it nearly always is a sink, and token ids that nearly always are elsewhere.
 
+    Every token that a rule tells is treated as a sink when the model runs, so a rule that tells others too would spoil those.
     Sinks that no rule tells beforehand are kept out of the fit all the same.
     """
-    first = bool(sinks[:, 0].float().mean() >= MOSTLY)
+    first = int(sinks[:, 0].sum()) >= NEARLY_ALL * len(sinks)
     elsewhere = sinks.clone()
     if first:
         elsewhere[:, 0] = False
@@ -36,6 +37,6 @@ def sink_rule(sinks: Bool[Tensor, "window token"], ids: Int[Tensor, "window toke
     for one in ids[elsewhere].unique().tolist():
         here = ids == one
         here[:, 0] &= not first
-        if int(elsewhere[here].sum()) >= max(LEAST, MOSTLY * int(here.sum())):
+        if int(elsewhere[here].sum()) >= max(LEAST, NEARLY_ALL * int(here.sum())):
             found.append(int(one))
     return Sinks(action, first, tuple(found))

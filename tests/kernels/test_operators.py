@@ -17,7 +17,7 @@ from stages.decoder.gram import SingularGram, solve_ridge
 from stages.decoder.operators import Operator, Sinks, fold_into
 from stages.ghost import antisymmetry, hadamard, sinks, sums
 from stages.ghost import ghost as ghost_file
-from stages.ghost.fitting import Apart, fit_operator
+from stages.ghost.fitting import Apart, fit_operator, sink_targets
 from stages.ghost.run import METHODS
 from stages.ghost.sums import Fitted, Sums
 from tests.kernels.shapes import checked
@@ -240,20 +240,39 @@ def test_a_width_that_no_construction_reaches_is_named() -> None:
 
 
 def test_sinks_are_found_by_size_and_told_by_rules() -> None:
-    norms = torch.ones(4, 6)
-    norms[:3, 0] = 1000.0  # the first position, in three windows of four
+    norms = torch.ones(10, 6)
+    norms[:9, 0] = 1000.0  # the first position, in nine windows of ten
     norms[0, 2] = norms[1, 4] = 500.0  # token 7, wherever it stands
-    norms[2, 5] = 300.0  # token 9 once of two times, and once is too seldom for a rule
-    ids = torch.arange(24).view(4, 6) + 10
+    norms[2:4, 5] = 300.0  # token 9 in two places of four, which is too seldom for a rule
+    norms[9, 1] = 300.0  # a token that stands nowhere else
+    ids = torch.arange(60).view(10, 6) + 10
     ids[0, 2] = ids[1, 4] = 7
-    ids[2, 5] = ids[3, 5] = 9
+    ids[2:6, 5] = 9
     found = find_sinks(norms, 10.0)
     assert torch.equal(found, norms > 1)
     rule = sink_rule(found, ids, "restore")
     assert rule == Sinks("restore", True, (7,)) and len(rule) == 2
     kinds = rule.kinds(ids)
-    assert kinds[:, 0].tolist() == [0] * 4 and kinds[0, 2] == kinds[1, 4] == 1 and int((kinds >= 0).sum()) == 6
-    assert sink_rule(torch.zeros(4, 6, dtype=torch.bool), ids, "restore") == Sinks("restore")
+    assert kinds[:, 0].tolist() == [0] * 10 and kinds[0, 2] == kinds[1, 4] == 1 and int((kinds >= 0).sum()) == 12
+    assert sink_rule(torch.zeros(10, 6, dtype=torch.bool), ids, "restore") == Sinks("restore")
+    said = Apart(found, rule, kinds).told(ids)
+    assert said == (
+        ", 3 that no rule tells: tokens 9 (2 of 4 places), 65 (1 of 1 places); rule: first position [7], which also tells 1 "
+        "tokens that are no sinks"
+    )
+    found[8, 0] = False
+    assert not sink_rule(found, ids, "restore").first, "eight windows of ten are not nearly all"
+
+
+def test_targets_are_means_over_sinks_alone() -> None:
+    """One place in ten that the rule tells is no sink; it does not water down what the others are put back to."""
+    y, x = draw(10, 4, 3), torch.zeros(10, 4, 3, dtype=F64)
+    y[:9, 0] += 1000.0
+    found = find_sinks(y.norm(dim=-1), 10.0)
+    rule = sink_rule(found, torch.arange(40).view(10, 4), "restore")
+    assert rule == Sinks("restore", True)
+    apart = Apart(found, rule, rule.kinds(torch.arange(40).view(10, 4)))
+    torch.testing.assert_close(sink_targets(rows_from(x, y), apart, 10, 3), y[:9, 0].mean(0)[None])
 
 
 def test_operators_treat_sinks_apart() -> None:
@@ -275,6 +294,13 @@ def test_a_fold_changes_what_a_matrix_puts_out() -> None:
     before = z @ weight.T + bias
     fold_into(weight, bias, Operator(fold=f))
     torch.testing.assert_close(z @ weight.T + bias, before + before @ f, rtol=1e-5, atol=1e-5)
+
+
+def test_a_fold_is_rounded_once() -> None:
+    weight, bias, f = draw(64, 32).bfloat16(), draw(64, seed=1).bfloat16(), 0.05 * draw(64, 64, seed=2).float()
+    whole, shift = weight.float() + f.T @ weight.float(), bias.float() + bias.float() @ f
+    fold_into(weight, bias, Operator(fold=f))
+    assert torch.equal(weight, whole.bfloat16()) and torch.equal(bias, shift.bfloat16())
 
 
 def rows_from(x: Tensor, y: Tensor) -> Callable[[int, int], Any]:

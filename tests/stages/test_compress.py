@@ -18,7 +18,6 @@ from torch import Tensor
 from pipeline.errors import PalimpsestError
 from pipeline.tensors import write_tensors
 from stages.compress import run as stage
-from stages.compress import shards
 from stages.compress.config import shorten_config
 from stages.compress.modeling import ghost_places, modeling_source
 from tests.models import FAMILIES, _config
@@ -62,12 +61,21 @@ def test_any_blocks_may_go(family: str, removed: list[int], copied: Finished) ->
 
 @pytest.mark.parametrize("family", ["llama_tied", "mixtral", "phi3"])
 @pytest.mark.parametrize("removed", [[1, 2], []])
-def test_shards_hold_the_same(family: str, removed: list[int], copied: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_hold_the_same(family: str, removed: list[int], copied: Finished) -> None:
+    """Of the size that the original's have; a single file stays one."""
     project = copied(family)
     folder = export(project, removed)
     whole = load_file(folder / "model.safetensors")
-    monkeypatch.setattr(shards, "SHARD_BYTES", 20_000)
+    shutil.rmtree(project.data / "model")
+    project.model.save_pretrained(project.data / "model", max_shard_size="20KB")
+    sizes = [path.stat().st_size for path in (project.data / "model").glob("*.safetensors")]
+    assert len(sizes) > 1
     project.run("compress")
+    assert {path.name for path in folder.iterdir()} >= {"config.json", "README.md"}
+    assert not list(folder.glob("part-*")) and not list(folder.glob("shard-*"))
+    written = [path.stat().st_size for path in folder.glob("*.safetensors")]
+    largest = max(*sizes, *(value.nbytes for value in whole.values()))  # tensors are not split
+    assert max(written) <= largest + 4000 and sum(written) > max(sizes), "a header comes on top"
     files = sorted(path.name for path in folder.glob("*.safetensors"))
     assert len(files) > 1 and files == [f"model-{n:05d}-of-{len(files):05d}.safetensors" for n in range(1, len(files) + 1)]
     index = json.loads((folder / "model.safetensors.index.json").read_text())
@@ -124,6 +132,23 @@ def test_the_stored_dtype_is_kept(tmp_path: Path) -> None:
     assert torch.equal(stored["model.layers.0.ghost_after.0.linear.weight"], operator.T.to(torch.bfloat16))
     assert json.loads((project.data / "compressed" / "config.json").read_text())["dtype"] == "bfloat16"
     assert reload(project.data / "compressed", trust_remote_code=True).dtype == torch.bfloat16
+
+
+def test_every_tensor_keeps_its_own_dtype(tmp_path: Path) -> None:
+    """Norms in float32 among weights in bfloat16, and one block's matrix too; values that bfloat16 cannot hold."""
+    project = Project(tmp_path, "llama", blocks=3)
+    source = project.data / "model" / "model.safetensors"
+    wide = lambda name: "norm" in name or "layers.2.mlp.up_proj" in name  # noqa: E731
+    state = {name: value + 1e-5 if wide(name) else value.bfloat16() for name, value in load_file(source).items()}
+    save_file(state, source, metadata={"format": "pt"})
+    project.run_until("compress", allocation={"sparsity": 0.0}, removal={"method": "list", "blocks": [1]})
+    stored = load_file(project.data / "compressed" / "model.safetensors")
+    assert stored.pop("model.layers.0.ghost_after.0.linear.weight").dtype == torch.bfloat16
+    for name, value in stored.items():
+        before = state[name.replace("layers.1.", "layers.2.")]
+        assert value.dtype == before.dtype == (torch.float32 if wide(name.replace("layers.1.", "layers.2.")) else torch.bfloat16)
+        assert torch.equal(value, before)
+    assert json.loads((project.data / "compressed" / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_companions_come_along_and_a_card_is_written(copied: Finished) -> None:
@@ -265,8 +290,8 @@ def test_the_export_is_recounted_against_the_masks(
     assert f"read back from the export: all {zeros:,} masked weights are zero" in capsys.readouterr().out
     whole = stage.write_shards
 
-    def spoilt(folder: Path, parts: Any) -> int:
-        total = whole(folder, parts)
+    def spoilt(folder: Path, parts: Any, limit: int | None) -> int:
+        total = whole(folder, parts, limit)
         path = folder / "model.safetensors"
         state = load_file(path)
         name = max(name for name in state if ".1." in name and state[name].ndim == 2 and not state[name].all())

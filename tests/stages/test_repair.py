@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,35 @@ def test_one_run_without_masks_is_the_same_at_once_and_sequentially(copied: Fini
         repaired(project, [1, 2], fit=fit)
         found.append(load_file(project.data / "ghost.safetensors")["runs.1-3"])
     assert torch.equal(*found)
+
+
+def test_growth_is_that_of_the_export_whatever_the_fit_reads(copied: Finished) -> None:
+    """Fitted at once from the dense tape, but followed through the masked blocks that the export has."""
+    project = copied("llama")
+    model = reload(repaired(project, [1], ridge=1e-2), trust_remote_code=True)
+    ids = load_file(project.data / "tokens.safetensors")["calibration"]
+    growth = pd.read_csv(project.data / "ghost_growth.csv")
+    dense = plain_boundaries(project.model, ids)[-1][5:]
+    student = plain_boundaries(expected(project, [1], plain_operators(project)), ids)[-1][5:]
+    assert float(growth.restored.iloc[-1]) == pytest.approx(float((student - dense).norm() / dense.norm()), rel=1e-4)
+    assert relative_gap(plain_boundaries(model, ids)[-1][5:], student) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("ridge", "said"),
+    [
+        ({"ridge_rule": "relative", "ridge": 0.0}, r"ridge raised from 0 to 1e-\d+\n"),
+        ({"ridge_rule": "absolute", "ridge": 1e-12}, r"ridge raised from 1e-12 to \S+ \(absolute\)\n"),
+        ({"ridge_rule": "held_out", "ridge_grid": [0.0]}, r"ridge raised from 0 to 1e-\d+\n"),
+    ],
+)
+def test_a_ridge_that_had_to_be_raised_is_said(ridge: dict[str, Any], said: str, copied: Finished, capsys: Any) -> None:
+    """Fifteen tokens for 32 channels: the Gram is singular."""
+    project = copied("llama")
+    repaired(project, [1], held_out=0.9, growth=False, **ridge)
+    assert re.search(said, capsys.readouterr().out)
+    repaired(project, [1], held_out=0.9, growth=False, ridge_rule="absolute", ridge=1.0)
+    assert "raised" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("fit", ["at_once", "sequential"])
@@ -329,6 +359,42 @@ def test_sinks_are_restored_without_an_operator(with_sinks: Any, tmp_path: Path)
     operators = restoring(project, [1, 2], TEXT)
     assert relative_gap(plain_logits(model, TEXT), plain_logits(expected(project, [1, 2], operators), TEXT)) < 1e-5
     assert pd.read_csv(project.data / "ghost.csv").rest_error.item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("fit", "per"), [("at_once", "run"), ("sequential", "block")])
+def test_no_operator_where_there_is_no_sink_to_restore(fit: str, per: str, copied: Finished, capsys: Any) -> None:
+    """Nothing stands in for any run, or for one of them; the stages that follow take it as it is."""
+    project = copied("llama")
+    model = reload(repaired(project, [1, 3], method="none", sinks="restore", fit=fit, per=per), trust_remote_code=False)
+    assert "block 1: no sink that a rule tells, so no operator" in capsys.readouterr().out
+    assert relative_gap(plain_logits(model, TEXT), plain_logits(expected(project, [1, 3], None), TEXT)) < 1e-5
+    project.run("evaluation@compressed")
+    assert not len(pd.read_csv(project.data / "ghost.csv")) and not len(pd.read_csv(project.data / "ghost_growth.csv"))
+
+
+def test_one_run_has_sinks_and_the_other_none(with_sinks: Any, tmp_path: Path) -> None:
+    project = copy_project(with_sinks("llama"), tmp_path / "copy")
+    tape = load_file(project.data / "tape.safetensors")
+    for boundary in (3, 4):  # as if block 2 had put its sinks away
+        tape[f"boundary.000{boundary}"] *= 0.5 / tape[f"boundary.000{boundary}"].norm(dim=-1, keepdim=True)
+    write_tensors(project.data / "tape.safetensors", tape, TensorFile(project.data / "tape.safetensors").metadata)
+    model = reload(repaired(project, [1, 3], method="none", sinks="restore"), trust_remote_code=True)
+    assert list(pd.read_csv(project.data / "ghost.csv").start) == [1] and len(model.config.ghosts) == 1
+    operators = restoring(project, [1, 3], TEXT)
+    assert list(operators) == [(1, 2)]
+    assert relative_gap(plain_logits(model, TEXT), plain_logits(expected(project, [1, 3], operators), TEXT)) < 1e-5
+    project.run("evaluation@compressed")
+
+
+def test_restored_sinks_that_are_worse_than_left_alone_are_named(with_sinks: Any, tmp_path: Path, capsys: Any) -> None:
+    """The held-out window's first token is another than in the windows that the targets are from."""
+    project = copy_project(with_sinks("llama"), tmp_path / "copy")
+    tape = load_file(project.data / "tape.safetensors")
+    tape["boundary.0003"][:5, 0] *= -1
+    write_tensors(project.data / "tape.safetensors", tape, TensorFile(project.data / "tape.safetensors").metadata)
+    repaired(project, [1, 2], sinks="restore", ridge=1e-2, growth=False)
+    assert "blocks 1 to 2: restored sinks are off by" in capsys.readouterr().out
+    assert pd.read_csv(project.data / "ghost.csv").sink_error.item() > 1
 
 
 def test_errors_of_sinks_and_of_the_rest(with_sinks: Any, tmp_path: Path) -> None:
