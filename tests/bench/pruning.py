@@ -3,6 +3,9 @@
 `python -m tests.bench.pruning --demo` (after `make run`) and `python -m tests.bench.pruning --sizes 0.1 0.4 1` (random
 checkpoints; 3 for 3B takes 6 GB of disk and 12 GB of memory for the plain implementation). Both sides run float32 on the same
 tokens, each in a process of its own, one after the other; seconds are without the start-up of the libraries.
+
+`python -m tests.bench.pruning --dtypes --data data` counts instead the mask entries that forward passes in bfloat16 decide other
+than those in float32 do, on the demo's first `--windows` windows at half the weights.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ import tempfile
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 from ruamel.yaml import YAML
 
+from pipeline.tensors import TensorFile, write_tensors
 from stages.decoder.checkpoint import Checkpoint
 
 REPOSITORY = Path(__file__).parents[2]
@@ -42,8 +47,12 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--data", type=Path, default=Path("data"), help="the demo's data folder")
+    parser.add_argument("--dtypes", action="store_true", help="count the mask entries that depend on the precision")
     parser.add_argument("--methods", nargs="*", default=sorted({method for method, _ in WAYS}))
     wanted = parser.parse_args()
+    if wanted.dtypes:
+        compare_dtypes(wanted.data, wanted.windows, wanted.methods)
+        return
     start, idle = _run(["-c", "import stages.decoder.skeleton"], REPOSITORY)
     print(
         f"start-up {start:.1f} s and {idle / 1e9:.2f} GB, taken off below; sgemm {matrix_rate() / 1e9:.0f} GFLOP/s\n{HEADER}",
@@ -89,11 +98,7 @@ def measure(root: Path, name: str, idle: int, start: float, methods: list[str]) 
     nothing = float("nan")
     row = seconds - start, nothing, nothing, (peak - idle) / 1e9, nothing, nothing, work / (seconds - start) / rate
     print(ROW.format(name, "statistics", *row), flush=True)
-    parameters = sum(torch.Size(shape).numel() for shape, _ in Checkpoint(root / "data/model").specs.values())
-    uniform = "block,matrix,parameters,score,sparsity\n"
-    blocks = Checkpoint(root / "data/model").config.num_hidden_layers
-    uniform += "".join(f"{block},,{parameters // blocks},,0.5\n" for block in range(blocks))
-    (root / "data/allocation.csv").write_text(uniform)
+    allocate_half(root)
     for method, pattern in WAYS:
         if method not in methods:
             continue
@@ -107,10 +112,51 @@ def measure(root: Path, name: str, idle: int, start: float, methods: list[str]) 
         print(ROW.format(name, f"{method} {pattern}", *row, passes * work / (seconds - start) / rate), flush=True)
 
 
+def allocate_half(root: Path) -> None:
+    """An allocation of half of every block's weights."""
+    parameters = sum(torch.Size(shape).numel() for shape, _ in Checkpoint(root / "data/model").specs.values())
+    blocks = Checkpoint(root / "data/model").config.num_hidden_layers
+    uniform = "block,matrix,parameters,score,sparsity\n"
+    uniform += "".join(f"{block},,{parameters // blocks},,0.5\n" for block in range(blocks))
+    (root / "data/allocation.csv").write_text(uniform)
+
+
+def compare_dtypes(data: Path, windows: int, methods: list[str]) -> None:
+    """Print how many mask entries differ between bfloat16 and float32 forward passes, for each method, unstructured."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder).resolve()
+        lay_out(root)
+        (root / "data/model").symlink_to((data / "model").resolve())
+        tokens = TensorFile(data / "tokens.safetensors")
+        write_tensors(root / "data/tokens.safetensors", {"calibration": tokens.read("calibration")[:windows].clone()})
+        (root / "data/statistics.safetensors").touch()  # has to be there; inputs behind the pruned blocks need none of it
+        allocate_half(root)
+        yaml = YAML(typ="safe", pure=True)
+        params = yaml.load(root / "params.yaml")
+        print("method       differ      of entries      share", flush=True)
+        for method in methods:
+            for dtype in ("float32", "bfloat16"):
+                params["compute"]["dtype"] = dtype
+                params["masking"].update(method=method, pattern="unstructured")
+                yaml.dump(params, root / "params.yaml")
+                _run(["-m", "pipeline.runner", "masking"], root)
+                (root / "data/masks.safetensors").rename(root / f"data/{dtype}.safetensors")
+            differ, entries = differing_entries(*(TensorFile(root / f"data/{d}.safetensors") for d in ("float32", "bfloat16")))
+            print(f"{method:10s}  {differ:7d}  {entries:14d}  {differ / entries:9.4%}", flush=True)
+
+
+def differing_entries(one: TensorFile, other: TensorFile) -> tuple[int, int]:
+    """(entries that differ, entries) of two files of masks; rows are filled up to whole bytes, which never differs."""
+    differ = entries = 0
+    for name in one.names():
+        if name.startswith("blocks."):
+            a, b = (np.unpackbits(file.read(name).numpy()) for file in (one, other))
+            differ, entries = differ + int((a != b).sum()), entries + a.size
+    return differ, entries
+
+
 def forward_work(root: Path) -> float:
     """Operations of the linears of one forward pass over the calibration tokens: two per weight and token."""
-    from pipeline.tensors import TensorFile
-
     tokens = TensorFile(root / "data/tokens.safetensors").read("calibration").numel()
     weights = sum(
         torch.Size(shape).numel() for name, (shape, _) in Checkpoint(root / "data/model").specs.items() if ".layers." in name
