@@ -80,7 +80,8 @@ def test_a_wrong_value_of_any_stage_is_refused_before_any_work(
         (
             "  count: 3",
             "  cuont: 3",
-            "params.yaml: removal.cuont: unknown key; did you mean count? allowed: axis, blocks, count, credit, method, protect, seed, spacing",
+            "params.yaml: removal.cuont: unknown key; did you mean count? allowed: axis, blocks, count, credit, "
+            "method, protect, seed, spacing",
         ),
         ("removal:\n", "removol:\n", "params.yaml: removol: unknown section; did you mean removal? allowed: allocation, "),
         (
