@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel
 
 
 class Params(BaseModel):
-    """Sections of params.yaml this stage reads: none, everything it needs stands in its inputs."""
+    """Sections of params.yaml this stage reads: for the model card alone, all else it needs stands in its inputs."""
+
+    masking: dict[str, Any]

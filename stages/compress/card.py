@@ -6,14 +6,30 @@ from collections.abc import Mapping
 from typing import Any
 
 from stages.compress.modeling import MODELING_FILE
-from stages.decoder.operators import Operator
+from stages.decoder.operators import Operator, operator_name, spell
 from stages.decoder.skeleton import Decoder
 
 
 def model_card(
-    decoder: Decoder, removed: list[int], metadata: Mapping[str, Any], operators: Mapping[tuple[int, int], Operator]
+    decoder: Decoder,
+    removed: list[int],
+    criterion: str,
+    masking: Mapping[str, Any],
+    sparsity: float,
+    metadata: Mapping[str, Any],
+    operators: Mapping[tuple[int, int], Operator],
 ) -> str:
-    """README.md of the exported checkpoint: what was done to which kind of model, and how to load it."""
+    """README.md of the exported checkpoint: what was done to which kind of model, and how to load it.
+
+    Args:
+        decoder: the dense model.
+        removed: its blocks that are gone.
+        criterion: by which they were chosen.
+        masking: section `masking` of params.yaml.
+        sparsity: share of the prunable weights, in the blocks that stay, that are masked.
+        metadata: of ghost.safetensors.
+        operators: by the runs they stand for.
+    """
     name = type(decoder.model).__name__
     has_code = any(one.fold is None for one in operators.values())
     trust = ", trust_remote_code=True" if has_code else ""
@@ -22,9 +38,10 @@ def model_card(
         "",
         f"Made by Palimpsest from a {name} of {len(decoder)} blocks.",
         "",
-        f"- Removed blocks (indices of the dense model, from 0): {', '.join(map(str, removed)) or 'none'}.",
-        "- Masked weights are stored as zeros; they take as much space and time as before.",
-        f"- Ghost operators: {', '.join(f'for blocks {a} to {b - 1}' for a, b in operators) or 'none'}.",
+        f"- Removed blocks (indices of the dense model, from 0): {', '.join(map(str, removed)) or 'none'}"
+        + (f", chosen by {criterion}." if removed else "."),
+        f"- {_masking(masking, sparsity)}",
+        f"- Ghost operators: {', '.join(f'for {spell(*run)}' for run in operators) or 'none'}.",
         *_operators(metadata, operators),
         "",
         "```python",
@@ -39,6 +56,18 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
+def _masking(masking: Mapping[str, Any], sparsity: float) -> str:
+    if not sparsity:
+        return "No weights are masked."
+    how = [f"method {masking['method']}", f"pattern {masking['pattern']}", f"comparison {masking['comparison']}"]
+    how += [f"inputs {masking['activations']}"] * (masking["method"] != "magnitude")
+    how += [f"damping {masking['sparsegpt']['damping']:g}"] * (masking["method"] == "sparsegpt")
+    return (
+        f"{sparsity:.4f} of the prunable weights of the blocks that stay are masked ({', '.join(how)}) and stored as zeros; "
+        "they take as much space and time as before."
+    )
+
+
 def _operators(metadata: Mapping[str, Any], operators: Mapping[tuple[int, int], Operator]) -> list[str]:
     """What the operators are, how they were fitted, and what they do to sink tokens."""
     if not operators:
@@ -46,7 +75,10 @@ def _operators(metadata: Mapping[str, Any], operators: Mapping[tuple[int, int], 
     settings = ", ".join(f"{key} {value}" for key, value in metadata.get("settings", {}).items())
     lines = [f"- Their kind: {metadata['operator']}" + (f" ({settings})." if settings else ".")]
     for (start, stop), operator in operators.items():
-        where = f"blocks {start} to {stop - 1}"
+        where = spell(start, stop)
+        ridge = metadata.get("ridges", {}).get(operator_name(start, stop))
+        if ridge:
+            lines.append(f"- For {where} the ridge used is {ridge:g}, relative to the mean diagonal of the Gram matrix.")
         if operator.fold is not None:
             lines.append(
                 f"- For {where} the matrix `{operator.into}` of block {start - 1} was changed; no parameter was added, and the "

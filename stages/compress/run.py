@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers.core_model_loading import revert_weight_conversion
 
-from pipeline.artifacts import ArtifactError, producer
+from pipeline.artifacts import ArtifactError, producer, read_json
 from pipeline.console import plan, progress, say
 from pipeline.files import Files
 from pipeline.tensors import TensorFile
@@ -22,7 +22,7 @@ from stages.compress.modeling import MODELING_FILE, ghost_places, ghost_spec, gh
 from stages.compress.recount import recount
 from stages.compress.shards import shard_limit, write_shards
 from stages.decoder.checkpoint import Checkpoint
-from stages.decoder.masks import apply_masks
+from stages.decoder.masks import apply_masks, kept_name
 from stages.decoder.matrices import prunable_matrices
 from stages.decoder.operators import Operator, fold_into, operator_name, read_operators, read_removed, runs_of
 from stages.decoder.skeleton import Decoder, as_stored
@@ -76,7 +76,10 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         total = write_shards(partial, map(on_disk, parts), limit)
         mixed = {(block, operator.into) for block, operator in _folds(operators).items()}
         masked = recount(partial, decoder, kept, masks, on_disk, mixed)
-        (partial / "README.md").write_text(model_card(decoder, removed, ghosts.metadata, operators), encoding="utf-8")
+        criterion = str(read_json(inputs["removal.json"]).get("method", "an unnamed criterion"))
+        sparsity = _sparsity(decoder, kept, masks)
+        card = model_card(decoder, removed, criterion, params.masking, sparsity, ghosts.metadata, operators)
+        (partial / "README.md").write_text(card, encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     finally:
@@ -86,6 +89,16 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     say(f"{len(kept)} of {len(decoder)} blocks, {len(specs)} ghosts{also}, {total:,} parameters")
     apart = f"; a fold filled those of {', '.join(f'block {block}, {name}' for block, name in sorted(mixed))}" if mixed else ""
     say(f"read back from the export: all {masked:,} masked weights are zero{apart}")
+
+
+def _sparsity(decoder: Decoder, kept: list[int], masks: TensorFile) -> float:
+    """Share of the prunable weights of the blocks `kept` that are masked."""
+    stay = whole = 0
+    for index in kept:
+        for matrix in prunable_matrices(decoder.blocks[index]):
+            stay += int(masks.read(kept_name(index, matrix.name)))
+            whole += matrix.view(decoder.blocks[index]).numel()
+    return 1 - stay / whole if whole else 0.0
 
 
 def _check_ghosts(ghosts: TensorFile, operators: dict[tuple[int, int], Operator], removed: list[int]) -> None:

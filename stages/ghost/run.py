@@ -15,7 +15,7 @@ from pipeline.errors import PalimpsestError
 from pipeline.files import Files
 from pipeline.tensors import TensorFile, write_tensors
 from stages.decoder.gram import condition_number
-from stages.decoder.operators import Operator, read_removed, runs_of, spell, write_operators
+from stages.decoder.operators import Operator, operator_name, read_removed, runs_of, spell, write_operators
 from stages.decoder.skeleton import Decoder
 from stages.decoder.stream import read_windows
 from stages.decoder.tape import Tape, split_held_out
@@ -95,14 +95,17 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
             operators[start, stop] = operator
             rows.append(row)
     tensors, details = write_operators(operators)
-    shown = ("per", "fit", "ridge", "ridge_rule", "sinks", *(["rank"] if wanted.method == "ghost_lowrank" else []))
+    shown = ["per", "fit", "ridge_rule", "ridge_grid" if wanted.ridge_rule == "held_out" else "ridge", "held_out", "sinks"]
+    shown += [*(["sink_threshold"] if wanted.sinks != "keep" else []), *(["sink_weight"] if wanted.sinks == "weight" else [])]
+    shown += [*(["rank"] if wanted.method == "ghost_lowrank" else []), "accumulate"]
     metadata = {
         "convention": "row vectors: x + x M",
         "operator": wanted.method,
         "runs": list(operators),
         "operators": details,
         "accumulate": wanted.accumulate,
-        "settings": {name: getattr(wanted, name) for name in shown},  # for the model card of the export
+        "settings": {name: getattr(wanted, name) for name in shown},  # these two for the model card of the export
+        "ridges": {operator_name(row["start"], row["stop"]): row["ridge"] for row in rows},  # used, relative
     }
     grown = []
     if operators and wanted.growth:

@@ -159,9 +159,29 @@ def test_companions_come_along_and_a_card_is_written(copied: Finished) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja"):
         assert (folder / name).read_text() == '{"name": "kept"}'
     card = (folder / "README.md").read_text()
-    assert "LlamaForCausalLM of 4 blocks" in card and "Removed blocks (indices of the dense model, from 0): 1, 3." in card
-    assert "trust_remote_code=True" in card and "for blocks 1 to 1, for blocks 3 to 3" in card
+    assert (
+        "LlamaForCausalLM of 4 blocks" in card
+        and "Removed blocks (indices of the dense model, from 0): 1, 3, chosen by list." in card
+    )
+    assert "trust_remote_code=True" in card and "for block 1, for block 3." in card
+    assert "- 0.5000 of the prunable weights of the blocks that stay are masked (method wanda, pattern unstructured" in card
+    assert "ridge 0.0001" in card and "held_out 0.125" in card and "accumulate model" in card
+    assert "- For block 1 the ridge used is 0.0001, relative" in card
     assert "trust_remote_code" not in (export(project, []) / "README.md").read_text()
+
+
+def test_the_card_says_what_was_really_used(copied: Finished) -> None:
+    project = copied("llama")
+    project.run("allocation", allocation={"sparsity": 0.0})
+    project.run("masking")
+    project.run("removal", removal={"method": "list", "blocks": [1, 2]})
+    project.run("ghost", ghost={"ridge_rule": "held_out", "ridge_grid": [0.5], "sinks": "weight", "accumulate": "float32"})
+    project.run("compress")
+    card = (project.data / "compressed" / "README.md").read_text()
+    assert "No weights are masked." in card and "zeros" not in card
+    for setting in ("ridge_grid [0.5]", "sink_threshold 10.0", "sink_weight 0.01", "accumulate float32"):
+        assert setting in card
+    assert "For blocks 1 to 2 the ridge used is 0.5" in card
 
 
 def test_code_beside_a_checkpoint_that_was_not_run_is_not_exported(copied: Finished) -> None:
