@@ -108,7 +108,7 @@ class Params(BaseModel):
     allocation: Allocation
 
 
-def check(sections: Mapping[str, Any]) -> None:
+def check_with_others(sections: Mapping[str, Any]) -> None:
     """Refuse a method whose scores no other stage is asked to measure."""
     method = sections["allocation"].method
     if method == "measured" and sections["sensitivity"].method == "none":

@@ -37,7 +37,7 @@ class Params(BaseModel):
     removal: Removal
 
 
-def check(sections: Mapping[str, Any]) -> None:
+def check_with_others(sections: Mapping[str, Any]) -> None:
     """Refuse a criterion whose scores no other stage is asked to measure."""
     wanted, search = sections["removal"], sections["search"]
     asks = f"removal.method = {wanted.method!r} with removal.count = {wanted.count} needs"
