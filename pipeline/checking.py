@@ -11,8 +11,8 @@ from pipeline.params import ParamsError, Section, check_sections, section_models
 def check_params(raw: dict[str, Any], source: str = "params.yaml") -> dict[str, Section]:
     """Check all of params.yaml before any stage does any work.
 
-    A stage package may have a function `check_with_others(sections)` that takes all sections by name and raises ValueError, naming the
-    keys, where its own section asks for what another leaves out. Raises ParamsError that lists all that is wrong.
+    A stage package may have a function `check_with_others(sections)` that takes all sections by name and raises ValueError,
+    naming the keys, where its own section asks for what another leaves out. Raises ParamsError that lists all that is wrong.
     """
     sections = check_sections(raw, section_models(), source)
     problems = []
