@@ -53,7 +53,7 @@ def save_random(folder: Path, config: LlamaConfig) -> None:
                 random = torch.randn(value.shape, generator=generator) * 0.02
                 yield {name: (random + (1 if value.ndim == 1 else 0)).bfloat16()}
 
-    write_shards(folder, parts())
+    write_shards(folder, parts(), limit=1 << 29)
 
 
 def make_project(root: Path, config: LlamaConfig, windows: int, length: int) -> None:

@@ -145,7 +145,8 @@ def test_an_expert_that_is_never_routed_to_has_no_gradient_rather_than_none_of_i
     project.run("statistics", statistics={"gradient_windows": 2, "spectra": False})
     table = pd.read_csv(project.data / "importance.csv").dropna(subset="matrix")
     places = pd.read_csv(project.data / "statistics.csv").set_index(["block", "place"]).tokens
-    unseen = places.reindex(pd.MultiIndex.from_frame(table[["block", "matrix"]])).to_numpy() == 0
+    keys = pd.MultiIndex.from_arrays([table["block"], table["matrix"]])
+    unseen = places.reindex(keys).to_numpy() == 0
     assert table[unseen].gradient.isna().all() and (table[~unseen].gradient > 0).all() and unseen.sum() == 16
     wanted = {"method": "gradient", "granularity": "linear", "gradient": {"bound": 0.4, "slope": 0.1, "normalisation": "minmax"}}
     shares = pd.read_csv(project.run("allocation", allocation=wanted)).sparsity.to_numpy()
