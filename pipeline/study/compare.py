@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -129,8 +128,3 @@ def _holm(made: list[Comparison]) -> list[Comparison]:
 
 def _key(value: Mapping[str, Any]) -> str:
     return json.dumps(value, sort_keys=True, default=str)
-
-
-def perplexity_ratio(difference: float) -> float:
-    """A difference of losses in nats as a ratio of perplexities, minus one."""
-    return math.expm1(difference)

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.bench.process import REPOSITORY, run_apart
+
 STAGES = (
     "capture", "statistics", "redundancy", "search", "sensitivity", "allocation", "masking", "removal", "ghost", "peeling",
     "compress", "evaluation@dense", "evaluation@compressed",
@@ -30,7 +29,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--length", type=int, default=256)
     wanted = parser.parse_args()
-    _, idle = _run(["-c", "import stages.decoder.skeleton"], REPOSITORY)
+    _, idle = run_apart(["-c", "import stages.decoder.skeleton"], REPOSITORY)
     print(f"libraries alone: {idle / 1e9:.2f} GB; a block is counted in float32, the checkpoint is bfloat16\n{HEADER}")
     for blocks in wanted.blocks:
         with tempfile.TemporaryDirectory(dir=".") as folder:
@@ -40,20 +39,10 @@ def main() -> None:
             block = int(subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout.split()[-1])
             size = sum(file.stat().st_size for file in (root / "data/model").glob("*.safetensors"))
             for stage in STAGES:
-                seconds, peak = _run(["-m", "pipeline.runner", stage], root)
+                seconds, peak = run_apart(["-m", "pipeline.runner", stage], root)
                 own = peak - idle
                 row = seconds, peak / 1e9, own / 1e9, own / size, own / block
                 print(ROW.format(blocks, size / 1e9, block / 1e9, stage, *row), flush=True)
-
-
-def _run(arguments: list[str], folder: Path) -> tuple[float, int]:
-    """Run Python in a process of its own; (seconds, peak resident bytes) by the operating system's account."""
-    start = time.monotonic()
-    process = subprocess.Popen([sys.executable, *arguments], cwd=folder, stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"{' '.join(arguments)} failed")
-    return time.monotonic() - start, usage.ru_maxrss * 1024
 
 
 if __name__ == "__main__":

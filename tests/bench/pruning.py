@@ -11,7 +11,6 @@ than those in float32 do, on the demo's first `--windows` windows at half the we
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import sys
@@ -25,8 +24,8 @@ from ruamel.yaml import YAML
 
 from pipeline.tensors import TensorFile, write_tensors
 from stages.decoder.checkpoint import Checkpoint
+from tests.bench.process import REPOSITORY, run_apart
 
-REPOSITORY = Path(__file__).parents[2]
 SHAPES = {0.1: (768, 9), 0.4: (1024, 24), 1.0: (2048, 15), 3.0: (2560, 30)}  # billions of parameters -> width, blocks
 WAYS = [
     ("magnitude", "unstructured"),
@@ -53,7 +52,7 @@ def main() -> None:
     if wanted.dtypes:
         compare_dtypes(wanted.data, wanted.windows, wanted.methods)
         return
-    start, idle = _run(["-c", "import stages.decoder.skeleton"], REPOSITORY)
+    start, idle = run_apart(["-c", "import stages.decoder.skeleton"], REPOSITORY)
     print(
         f"start-up {start:.1f} s and {idle / 1e9:.2f} GB, taken off below; sgemm {matrix_rate() / 1e9:.0f} GFLOP/s\n{HEADER}",
         flush=True,
@@ -73,7 +72,7 @@ def main() -> None:
             subprocess.run(
                 [sys.executable, "-m", "tests.bench.project", *map(str, make)], cwd=REPOSITORY, check=True, capture_output=True
             )
-            _run(["-m", "pipeline.runner", "capture"], root)
+            run_apart(["-m", "pipeline.runner", "capture"], root)
             measure(root, f"{size:g}B", idle, start, wanted.methods)
 
 
@@ -93,7 +92,7 @@ def measure(root: Path, name: str, idle: int, start: float, methods: list[str]) 
     params["compute"]["dtype"] = "float32"
     yaml.dump(params, root / "params.yaml")
     work = forward_work(root)
-    seconds, peak = _run(["-m", "pipeline.runner", "statistics"], root)
+    seconds, peak = run_apart(["-m", "pipeline.runner", "statistics"], root)
     rate = matrix_rate()
     nothing = float("nan")
     row = seconds - start, nothing, nothing, (peak - idle) / 1e9, nothing, nothing, work / (seconds - start) / rate
@@ -104,8 +103,8 @@ def measure(root: Path, name: str, idle: int, start: float, methods: list[str]) 
             continue
         params["masking"].update(method=method, pattern=pattern)
         yaml.dump(params, root / "params.yaml")
-        plain, plain_peak = _run(["-m", "tests.bench.published", str(root), method, pattern, "0.5"], REPOSITORY)
-        seconds, peak = _run(["-m", "pipeline.runner", "masking"], root)
+        plain, plain_peak = run_apart(["-m", "tests.bench.published", str(root), method, pattern, "0.5"], REPOSITORY)
+        seconds, peak = run_apart(["-m", "pipeline.runner", "masking"], root)
         rate, passes = matrix_rate(), 0 if method == "magnitude" else 2
         memory = [(one - idle) / 1e9 for one in (peak, plain_peak)]
         row = seconds - start, plain - start, (plain - start) / (seconds - start), *memory, memory[0] / memory[1]
@@ -139,7 +138,7 @@ def compare_dtypes(data: Path, windows: int, methods: list[str]) -> None:
                 params["compute"]["dtype"] = dtype
                 params["masking"].update(method=method, pattern="unstructured")
                 yaml.dump(params, root / "params.yaml")
-                _run(["-m", "pipeline.runner", "masking"], root)
+                run_apart(["-m", "pipeline.runner", "masking"], root)
                 (root / "data/masks.safetensors").rename(root / f"data/{dtype}.safetensors")
             differ, entries = differing_entries(*(TensorFile(root / f"data/{d}.safetensors") for d in ("float32", "bfloat16")))
             print(f"{method:10s}  {differ:7d}  {entries:14d}  {differ / entries:9.4%}", flush=True)
@@ -173,17 +172,6 @@ def matrix_rate() -> float:
         torch.mm(a, a)
         best = min(best, time.perf_counter() - start)
     return 2 * 1536**3 / best
-
-
-def _run(arguments: list[str], folder: Path) -> tuple[float, int]:
-    """Run Python in a process of its own; (seconds, peak resident bytes) by the operating system's account."""
-    start = time.monotonic()
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    process = subprocess.Popen([sys.executable, *arguments], cwd=folder, stdout=subprocess.DEVNULL, env=environment)
-    _, status, usage = os.wait4(process.pid, 0)
-    if status:
-        raise SystemExit(f"{' '.join(arguments)} failed")
-    return time.monotonic() - start, usage.ru_maxrss * 1024
 
 
 if __name__ == "__main__":
