@@ -144,6 +144,27 @@ def watch(block: nn.Module, matrices: list[Matrix], see: See) -> Iterator[None]:
             handle.remove()
 
 
+class Shared:
+    """Which matrices of a block are fed the same tensor, learnt as `watch` shows them."""
+
+    def __init__(self) -> None:
+        self.owner: dict[str, str] = {}  # matrix -> the first of those that it shares its inputs with
+        self._last: tuple[str, Tensor] | None = None
+
+    def is_first(self, name: str, x: Tensor) -> bool:
+        """Whether x counts under `name`; false where the matrix shown before was fed the same tensor."""
+        if self._last is not None and self._last[1] is x and self.owner.get(name) in (None, self._last[0]):
+            self.owner[name] = self._last[0]
+            return False
+        self._last = (name, x)  # held, so that no other tensor can take its place in memory
+        self.owner.setdefault(name, name)
+        return True
+
+    def let_go(self) -> None:
+        """Drop the tensor that was seen last."""
+        self._last = None
+
+
 def _input_hook(name: str, see: See) -> Callable[[nn.Module, tuple[Any, ...]], None]:
     return lambda _, args: see(name, args[0])
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from stages.decoder.matrices import Matrix, watch
+from stages.decoder.matrices import Matrix, Shared, watch
 from stages.decoder.skeleton import Decoder
 from stages.decoder.stream import Stream, finite_or_stop, read_batches
 
@@ -31,16 +31,12 @@ class Collector:
     def __init__(self, grams: bool):
         self._grams = grams
         self._sums: dict[str, Inputs] = {}
-        self._owner: dict[str, str] = {}  # matrix -> the first matrix that is fed the same tensor
-        self._last: tuple[str, Tensor] | None = None
+        self._shared = Shared()
 
     def see(self, name: str, x: Tensor) -> None:
         """Add x [..., in], the input of matrix `name`."""
-        if self._last is not None and self._last[1] is x and self._owner.get(name) in (None, self._last[0]):
-            self._owner[name] = self._last[0]
+        if not self._shared.is_first(name, x):
             return
-        self._last = (name, x)  # held, so that no other tensor can take its place in memory
-        self._owner.setdefault(name, name)
         flat = x.reshape(-1, x.shape[-1]).float()
         if name not in self._sums:
             zeros = lambda *shape: torch.zeros(*shape, dtype=torch.float64, device=x.device)  # noqa: E731
@@ -56,8 +52,8 @@ class Collector:
         """Matrices with the sums they share, None for those that no token reached; each is handed out, not kept."""
         groups: dict[str, list[Matrix]] = {}
         for matrix in matrices:
-            groups.setdefault(self._owner.get(matrix.name, matrix.name), []).append(matrix)
-        self._last = None
+            groups.setdefault(self._shared.owner.get(matrix.name, matrix.name), []).append(matrix)
+        self._shared.let_go()
         result = []
         for owner, members in groups.items():
             sums = self._sums.pop(owner, None)

@@ -1,9 +1,14 @@
-"""Keeping the peak of a block's work the same for the last block as for the first."""
+"""What masking needs at its peak, and keeping that the same for the last block as for the first."""
 
 from __future__ import annotations
 
 import ctypes
 import sys
+
+from pipeline.console import plan
+from pipeline.tensors import TensorWriter
+from stages.decoder.skeleton import Decoder
+from stages.masking.shares import Key
 
 LARGE_BLOCK = 1 << 27  # bytes
 OWN_MAPPING = 1 << 22  # tensors from here on are given back to the operating system as soon as they are freed
@@ -21,3 +26,42 @@ def map_large_tensors(block_bytes: int) -> None:
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
             mallopt(_M_MMAP_THRESHOLD, OWN_MAPPING)
+
+
+def gram_bytes(sizes: dict[Key, tuple[int, int]]) -> int:
+    """Bytes of the Grams of the block that needs most, and of the work on the largest; `sizes` as `budgets` takes them."""
+    shared: dict[int, dict[tuple[str, int], int]] = {}  # matrices of one module with as many inputs most often share them
+    for (block, name), (_, columns) in sizes.items():
+        module, _, last = name.rpartition(".")
+        shared.setdefault(block, {})[name if last.isdigit() else module, columns] = columns
+    return max(8 * (sum(c**2 for c in widths.values()) + 4 * max(widths.values()) ** 2) for widths in shared.values())
+
+
+def say_plan(
+    decoder: Decoder,
+    source: Decoder,
+    sizes: dict[Key, tuple[int, int]],
+    tokens: int,
+    batch_tokens: int,
+    file: TensorWriter,
+    streams: bool,
+    grams: bool,
+) -> None:
+    """Say what memory and disk the stage will need; stop if they are not there.
+
+    Args:
+        source: the model in the precision that it is stored in.
+        sizes: (block, matrix) -> (out, in).
+        file: the masks, not yet written.
+        streams: the calibration tokens go through the masked blocks.
+        grams: whole Grams are collected, not squares alone.
+    """
+    batch_bytes = min(batch_tokens, tokens) * decoder.width * decoder.dtype.itemsize
+    block_bytes = 3 * source.block_bytes() + (decoder.block_bytes() if streams and source is not decoder else 0)
+    plan(
+        memory=block_bytes + 16 * batch_bytes + (gram_bytes(sizes) if grams else 0),
+        disk=file.bytes + (tokens * decoder.width * decoder.dtype.itemsize if streams else 0),
+        folder=file.path.parent,
+        memory_key="compute.batch_tokens",
+        disk_key="tokens.calibration_windows",
+    )

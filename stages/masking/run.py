@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.artifacts import ArtifactError, producer, read_table, write_table
-from pipeline.console import plan, progress, say
+from pipeline.console import progress
 from pipeline.errors import PalimpsestError
 from pipeline.files import Files
 from pipeline.tensors import Spec, TensorFile, TensorWriter
@@ -23,11 +24,11 @@ from stages.masking import Masking, Params
 from stages.masking.budget import Budget, Pruned, kept_share
 from stages.masking.inputs import Inputs, collect
 from stages.masking.magnitude import magnitude
-from stages.masking.memory import map_large_tensors
-from stages.masking.shares import Key, Shares, budgets, rounding_note
+from stages.masking.memory import map_large_tensors, say_plan
+from stages.masking.notes import NEEDS_GRAMS, say_after, say_before
+from stages.masking.shares import Key, Shares, budgets
 from stages.masking.sparsegpt import sparsegpt
 from stages.masking.wanda import wanda
-from stages.masking.wanda_variant import TOLERANCE as VARIANT_TOLERANCE
 from stages.masking.wanda_variant import wanda_variant
 
 # A method takes matrices [out, in] that share their inputs, the sums of those, a budget each, the number of calibration windows,
@@ -48,7 +49,6 @@ METHODS: dict[str, Method] = {
     ),
 }
 NEEDS_INPUTS = {"wanda", "wanda_variant", "sparsegpt"}
-NEEDS_GRAMS = {"sparsegpt"}  # and changes the weights that stay
 COLUMNS = [
     "block", "matrix", "parameters", "tokens", "sparsity_asked", "sparsity", "kept_magnitude", "kept_score", "damping",
     "dead_inputs", "method",
@@ -60,110 +60,87 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     compute, wanted = params.compute, params.masking
     decoder = Decoder(inputs["model"], compute.resolve_dtype(), compute.resolve_device())
     source = as_stored(decoder)
-    shares = Shares(read_table(inputs["allocation.csv"], ("block", "matrix"), ("sparsity",)), len(decoder))
     ids = read_windows(TensorFile(inputs["tokens.safetensors"]), "calibration", decoder)
     matrices = [prunable_matrices(block) for block in decoder.blocks]
-    sizes: dict[Key, tuple[int, int]] = {
-        (i, m.name): (len(view), view.shape[1])
-        for i, some in enumerate(matrices)
-        for m in some
-        for view in [m.view(decoder.blocks[i])]
-    }
+    sizes = matrix_sizes(decoder, matrices)
+    shares = Shares(read_table(inputs["allocation.csv"], ("block", "matrix"), ("sparsity",)), len(decoder))
     wishes = budgets(shares, sizes, wanted)
-    for note in (rounding_note(shares, wishes, wanted), few_tokens_note(sizes, ids.numel(), wanted)):
-        if note:
-            say(note)
+    say_before(shares, wishes, sizes, ids.numel(), wanted)
     map_large_tensors(decoder.block_bytes())
 
-    changes = wanted.method in NEEDS_GRAMS
+    changes, tape = wanted.method in NEEDS_GRAMS, wanted.activations == "tape"
     needs_inputs = wanted.method in NEEDS_INPUTS and any(one.share > 0 for one in wishes.values())
-    streams = needs_inputs and (wanted.activations == "pruned" or changes)
-    stored = decoder.checkpoint.stored_dtype()
-    specs: dict[str, Spec] = {}
-    for key, size in sizes.items():
-        specs |= {mask_name(*key): (packed_shape(size), torch.uint8), kept_name(*key): ((1,), torch.int64)}
-        if changes and wishes[key].share > 0:
-            specs[weight_name(*key)] = (size, stored)
-    file = TensorWriter(outputs["masks.safetensors"], specs, {"bits": "1 = kept; least significant bit first, along the inputs"})
-    _plan(decoder, source, sizes, ids.numel(), compute.batch_tokens, file, streams, changes)
+    streams = needs_inputs and (changes or not tape)
+    saved = TensorFile(inputs["statistics.safetensors"]) if needs_inputs and not streams else None
+    file = _open(outputs["masks.safetensors"], sizes, wishes, decoder.checkpoint.stored_dtype() if changes else None)
+    say_plan(decoder, source, sizes, ids.numel(), compute.batch_tokens, file, streams, changes)
 
     rows: list[dict[str, Any]] = []
-    with ExitStack() as stack:
-        stack.enter_context(file)
+    with file, ExitStack() as stack:
         stream = None
         if streams:
             stream = stack.enter_context(Stream(file.path.parent, (*ids.shape, decoder.width), decoder.dtype))
             embed(decoder, ids, stream, compute.batch_tokens)
-        statistics = TensorFile(inputs["statistics.safetensors"]) if needs_inputs and stream is None else None
         for index in progress(range(len(decoder)), "block"):
             with decoder.block(index) if streams else nullcontext() as block, source.block(index) as exact:
-                for matrix in matrices[index]:
-                    _check_weights(matrix.view(exact), index, matrix)
+                _check_weights(exact, index, matrices[index])
                 if stream is not None:
-                    dense = wanted.activations == "tape"
-                    groups = collect(
-                        decoder, index, matrices[index], stream, compute.batch_tokens, grams=changes, advance=dense
-                    ).take(matrices[index])
+                    seen = collect(decoder, index, matrices[index], stream, compute.batch_tokens, changes, advance=tape)
+                    groups = seen.take(matrices[index])
                 else:
-                    groups = [([m], _saved(statistics, index, m, sizes[index, m.name][1])) for m in matrices[index]]
-                for members, seen in groups:
-                    for some in _alike(members, {m.name: wishes[index, m.name] for m in members}):
-                        weights = [matrix.view(exact) for matrix in some]
-                        asked = [wishes[index, matrix.name] for matrix in some]
-                        method, pruned = _prune(wanted, weights, seen, asked, len(ids), f"block {index}, {some[0].name}")
-                        for matrix, weight, one in zip(some, weights, pruned, strict=True):
-                            rows.append(_row(index, matrix, weight, one, shares, seen, method))
-                            _write(file, index, matrix.name, weight, one)
-                            if block is not None and block is not exact:
-                                matrix.view(block).copy_(weight)
+                    groups = [([m], _saved(saved, index, m, sizes[index, m.name][1])) for m in matrices[index]]
+                for matrix, weight, one, row in _mask(exact, index, groups, wishes, wanted, len(ids)):
+                    rows.append({**row, "sparsity_asked": shares.of(index, matrix.name)})
+                    _write(file, index, matrix.name, weight, one)
+                    if block is not None and block is not exact:
+                        matrix.view(block).copy_(weight)
                 del groups
-                if stream is not None and wanted.activations == "pruned" and index + 1 < len(decoder):
+                if stream is not None and not tape and index + 1 < len(decoder):
                     advance(decoder, index, stream, compute.batch_tokens)
     table = pd.DataFrame(rows, columns=COLUMNS)
     write_table(outputs["masks.csv"], table)
-    _tell(table, wanted, sizes, wishes, ids.numel())
+    say_after(table, wishes, sizes, ids.numel(), wanted)
 
 
-def _plan(
-    decoder: Decoder,
-    source: Decoder,
-    sizes: dict[Key, tuple[int, int]],
-    tokens: int,
-    batch_tokens: int,
-    file: TensorWriter,
-    streams: bool,
-    grams: bool,
-) -> None:
-    batch_bytes = min(batch_tokens, tokens) * decoder.width * decoder.dtype.itemsize
-    block_bytes = 3 * source.block_bytes() + (decoder.block_bytes() if streams and source is not decoder else 0)
-    plan(
-        memory=block_bytes + 16 * batch_bytes + (gram_bytes(sizes) if grams else 0),
-        disk=file.bytes + (tokens * decoder.width * decoder.dtype.itemsize if streams else 0),
-        folder=file.path.parent,
-        memory_key="compute.batch_tokens",
-        disk_key="tokens.calibration_windows",
-    )
+def matrix_sizes(decoder: Decoder, matrices: list[list[Matrix]]) -> dict[Key, tuple[int, int]]:
+    """(block, matrix) -> (out, in)."""
+    return {
+        (index, matrix.name): (len(view), view.shape[1])
+        for index, (block, some) in enumerate(zip(decoder.blocks, matrices, strict=True))
+        for matrix in some
+        for view in [matrix.view(block)]
+    }
 
 
-def few_tokens_note(sizes: dict[Key, tuple[int, int]], tokens: int, wanted: Masking) -> str | None:
-    """In words, that the calibration tokens cannot fill the largest Hessian; None if they can, or none is made."""
-    widest = max(sizes, key=lambda key: sizes[key][1])
-    width = sizes[widest][1]
-    if wanted.method not in NEEDS_GRAMS or tokens >= width:
-        return None
-    return (
-        f"{tokens} calibration tokens are fewer than the {width} inputs of {widest[1]}: its Hessian is singular, and damping "
-        f"alone ({wanted.sparsegpt.damping:g}) carries it; tokens.calibration_windows or tokens.length would mend that"
-    )
+def _open(path: Path, sizes: dict[Key, tuple[int, int]], wishes: dict[Key, Budget], mended: torch.dtype | None) -> TensorWriter:
+    """The file of masks; with `mended`, the checkpoint's dtype, also of the weights that the method changes."""
+    specs: dict[str, Spec] = {}
+    for key, size in sizes.items():
+        specs |= {mask_name(*key): (packed_shape(size), torch.uint8), kept_name(*key): ((1,), torch.int64)}
+        if mended is not None and wishes[key].share > 0:
+            specs[weight_name(*key)] = (size, mended)
+    return TensorWriter(path, specs, {"bits": "1 = kept; least significant bit first, along the inputs"})
 
 
-def gram_bytes(sizes: dict[Key, tuple[int, int]]) -> int:
-    """Bytes of the Grams of the block that needs most, and of the work on the largest; `sizes` as `budgets` takes them."""
-    shared: dict[int, dict[tuple[str, int], int]] = {}  # matrices of one module with as many inputs most often share them
-    for (block, name), (_, columns) in sizes.items():
-        module, _, last = name.rpartition(".")
-        shared.setdefault(block, {})[name if last.isdigit() else module, columns] = columns
-    return max(8 * (sum(c**2 for c in widths.values()) + 4 * max(widths.values()) ** 2) for widths in shared.values())
+def _mask(
+    block: nn.Module,
+    index: int,
+    groups: list[tuple[list[Matrix], Inputs | None]],
+    wishes: dict[Key, Budget],
+    wanted: Masking,
+    windows: int,
+) -> Iterator[tuple[Matrix, Tensor, Pruned, dict[str, Any]]]:
+    """Prune the matrices of one block, those that share their inputs together.
+
+    Yields each matrix, its weights [out, in] as they were, what the method decided, and its row of masks.csv.
+    """
+    for members, seen in groups:
+        for some in _alike(members, {m.name: wishes[index, m.name] for m in members}):
+            weights = [matrix.view(block) for matrix in some]
+            asked = [wishes[index, matrix.name] for matrix in some]
+            method, pruned = _prune(wanted, weights, seen, asked, windows, f"block {index}, {some[0].name}")
+            for matrix, weight, one in zip(some, weights, pruned, strict=True):
+                yield matrix, weight, one, _row(index, matrix, weight, one, seen, method)
 
 
 def _alike(members: list[Matrix], wishes: dict[str, Budget]) -> list[list[Matrix]]:
@@ -175,11 +152,13 @@ def _alike(members: list[Matrix], wishes: dict[str, Budget]) -> list[list[Matrix
     return list(parts.values())
 
 
-def _check_weights(weight: Tensor, index: int, matrix: Matrix) -> None:
-    if not torch.isfinite(weight.sum(dtype=torch.float32)) and not torch.isfinite(weight).all():
-        raise PalimpsestError(
-            f"block {index}, {matrix.name}: NaN or infinite weights; check the checkpoint that stage model made"
-        )
+def _check_weights(block: nn.Module, index: int, matrices: list[Matrix]) -> None:
+    for matrix in matrices:
+        weight = matrix.view(block)
+        if not torch.isfinite(weight.sum(dtype=torch.float32)) and not torch.isfinite(weight).all():
+            raise PalimpsestError(
+                f"block {index}, {matrix.name}: NaN or infinite weights; check the checkpoint that stage model made"
+            )
 
 
 def _saved(statistics: TensorFile | None, index: int, matrix: Matrix, width: int) -> Inputs | None:
@@ -217,16 +196,13 @@ def _prune(
     return wanted.method, METHODS[wanted.method](weights, seen, some, windows, wanted, what)
 
 
-def _row(
-    index: int, matrix: Matrix, weight: Tensor, one: Pruned, shares: Shares, seen: Inputs | None, method: str
-) -> dict[str, Any]:
+def _row(index: int, matrix: Matrix, weight: Tensor, one: Pruned, seen: Inputs | None, method: str) -> dict[str, Any]:
     kept = int(one.keep.sum())
     return {
         "block": index,
         "matrix": matrix.name,
         "parameters": weight.numel(),
         "tokens": seen.tokens if seen is not None else None,
-        "sparsity_asked": shares.of(index, matrix.name),
         "sparsity": 1 - kept / weight.numel(),
         "kept_magnitude": kept_share(weight.float().abs(), one.keep),
         "kept_score": one.score,
@@ -251,45 +227,3 @@ def _write(file: TensorWriter, index: int, name: str, weight: Tensor, one: Prune
         file.write(weight_name(index, name), weight.to(stored))
     else:
         weight.masked_fill_(~one.keep, 0.0)
-
-
-def _tell(
-    table: pd.DataFrame, wanted: Masking, sizes: dict[Key, tuple[int, int]], wishes: dict[Key, Budget], tokens: int
-) -> None:
-    """Say what was done, and whatever was not done as asked."""
-    keys: list[Key] = list(zip(table.block, table.matrix, strict=True))
-    fallen = table[(table.method == "magnitude") & (wanted.method != "magnitude")]
-    if len(fallen):
-        blocks = ", ".join(map(str, sorted(set(fallen.block))))
-        say(
-            f"{len(fallen)} of {len(table)} matrices saw fewer than masking.expert_tokens = {wanted.expert_tokens} tokens and "
-            f"were masked by magnitude, in blocks {blocks}; masks.csv names them"
-        )
-    widths = pd.Series([sizes[key][1] for key in keys])
-    thin = table[table.method.isin(NEEDS_GRAMS) & (table.tokens < widths) & (table.tokens < tokens)]
-    if len(thin):
-        names = [f"{name} of block {block}" for block, name in zip(thin.block, thin.matrix, strict=True)]
-        some = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
-        say(
-            f"{len(thin)} of {len(table)} matrices saw fewer tokens than they have inputs ({some}): damping "
-            " carries their Hessians; masking.expert_tokens sets from how many on they are trusted"
-        )
-    asked = pd.Series([wishes[key].share for key in keys])
-    off = (table.sparsity - asked).abs()
-    missed = off[(table.method == "wanda_variant") & (off > VARIANT_TOLERANCE)]
-    if wanted.rounding == "published" and len(missed):
-        worst = missed.idxmax()
-        say(
-            f"{len(missed)} of {len(table)} matrices miss their share by more than {VARIANT_TOLERANCE:g}, most of all "
-            f"{table.matrix[worst]} of block {table.block[worst]} ({table.sparsity[worst]:.4f} instead of {asked[worst]:.4f}): "
-            "the published search of wanda_variant ends there; masking.rounding: exact meets the share"
-        )
-    raised = table[table.damping > wanted.sparsegpt.damping]
-    for block, name, used in zip(raised.block, raised.matrix, raised.damping, strict=True):
-        say(f"block {block}, {name}: damping raised from {wanted.sparsegpt.damping:g} to {used:g}")
-    dead = table[table.dead_inputs > 0]
-    if len(dead):
-        say(f"{int(dead.dead_inputs.sum())} inputs of {len(dead)} matrices are zero for every token; their weights become zero")
-    target = float((table.sparsity_asked * table.parameters).sum() / table.parameters.sum())
-    found = float((table.sparsity * table.parameters).sum() / table.parameters.sum())
-    say(f"{wanted.method}: {found:.6f} of {int(table.parameters.sum()):,} weights masked, target {target:.6f}")

@@ -15,8 +15,8 @@ from pipeline.artifacts import ArtifactError, producer, write_table
 from pipeline.console import plan, progress, say
 from pipeline.files import Files
 from pipeline.tensors import TensorFile, write_tensors
-from stages.decoder.matrices import prunable_matrices, watch
-from stages.decoder.skeleton import Decoder
+from stages.decoder.matrices import Shared, prunable_matrices, watch
+from stages.decoder.skeleton import Decoder, as_stored
 from stages.decoder.stream import read_windows
 from stages.decoder.tape import Tape
 from stages.statistics import Params, Statistics
@@ -36,6 +36,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     """
     compute, wanted = params.compute, params.statistics
     decoder = Decoder(inputs["model"], compute.resolve_dtype(), compute.resolve_device())
+    source = as_stored(decoder)
     tape = Tape(inputs["tape.safetensors"])
     tape.check_model(len(decoder), decoder.width)
     ids = _gradient_windows(TensorFile(inputs["tokens.safetensors"]), decoder, tape, wanted.gradient_windows)
@@ -44,6 +45,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     largest = max(matrix.view(block).numel() for block in decoder.blocks for matrix in prunable_matrices(block))
     looks = (
         decoder.block_bytes()
+        + (source.block_bytes() if source is not decoder else 0)
         + min(KEEP_BYTES, 16 * tape.windows * tape.length * tape.width * 4)
         + 16 * batch_bytes
         + 24 * largest
@@ -62,7 +64,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     gradients: Means = gradient_means(decoder, tape, ids, compute.batch_tokens, folder) if len(ids) else {}
     last: Place | None = None
     for index in progress(range(len(decoder)), "block"):
-        places, weighed = measure_block(decoder, tape, index, compute.batch_tokens, wanted, last)
+        places, weighed = measure_block(decoder, source, tape, index, compute.batch_tokens, wanted, last)
         last = places["output"]
         sizes = {one["matrix"]: one["parameters"] for one in weighed}
         for name, place in places.items():
@@ -81,11 +83,18 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
 
 
 def measure_block(
-    decoder: Decoder, tape: Tape, index: int, batch_tokens: int, wanted: Statistics, entering: Place | None = None
+    decoder: Decoder,
+    source: Decoder,
+    tape: Tape,
+    index: int,
+    batch_tokens: int,
+    wanted: Statistics,
+    entering: Place | None = None,
 ) -> tuple[dict[str, Place], list[Row]]:
     """What block `index` sees and weighs.
 
     Args:
+        source: the model in the precision that it is stored in, whose weights are scored.
         entering: the measured output of the block before, which is this one's input.
 
     Returns the places by name (block input and output, the input of every matrix, and all of these pooled), and the rows of
@@ -104,8 +113,8 @@ def measure_block(
         decoder.calls(stop - start, tape.length)
     matrices = prunable_matrices(decoder.blocks[index])
     seen = _MatrixInputs(index, sequences)
-    with decoder.block(index) as block:
-        weights = {m.name: m.view(block) for m in matrices}
+    with decoder.block(index) as block, source.block(index) as exact:
+        weights = {m.name: m.view(exact) for m in matrices}
         check_weights(weights, index)
         with watch(block, matrices, seen.first_look):
             for start, stop in ranges:
@@ -159,21 +168,17 @@ class _MatrixInputs:
         self.shape: tuple[int, int] = (0, 0)  # windows and tokens of the batch that is running
         self.places: dict[str, Place] = {}
         self.pooled = Place(f"block {block}, inputs of its matrices")
-        self.owner: dict[str, str] = {}  # matrix -> the first matrix that is fed the same tensor
         self.kept: list[tuple[str, Tensor]] | None = []
         self._bytes = 0
-        self._last: tuple[str, Tensor] | None = None
+        self._shared = Shared()
 
     def place_of(self, matrix: str) -> Place:
         """Empty for an expert that no token was routed to."""
-        return self.places.get(self.owner.get(matrix, ""), Place(sequences=self.sequences))
+        return self.places.get(self._shared.owner.get(matrix, ""), Place(sequences=self.sequences))
 
     def first_look(self, name: str, x: Tensor) -> None:
-        if self._last is not None and self._last[1] is x and self.owner.get(name) in (None, self._last[0]):
-            self.owner[name] = self._last[0]
+        if not self._shared.is_first(name, x):
             return
-        self._last = (name, x)  # held, so that no other tensor can take its place in memory
-        self.owner.setdefault(name, name)
         whole = x.numel() == x.shape[-1] * self.shape[0] * self.shape[1]
         place = self.places.setdefault(name, Place(f"block {self.block}, input of {name}", self.sequences))
         place.see(x, self.shape[0] if whole else None)
@@ -183,7 +188,7 @@ class _MatrixInputs:
 
     def aim(self, percentiles: Sequence[float], outlier: float) -> None:
         """After the first look at every batch: pool the places, each as often as matrices share it, and aim them all."""
-        for owner in self.owner.values():
+        for owner in self._shared.owner.values():
             self.pooled.pool_place(self.places[owner])
         for place in (self.pooled, *self.places.values()):
             place.aim(percentiles, [outlier])
@@ -193,6 +198,6 @@ class _MatrixInputs:
         return self.pooled.needs_second_look
 
     def second_look(self, name: str, x: Tensor) -> None:
-        if self.owner[name] == name:
+        if self._shared.owner[name] == name:
             self.places[name].second_look(x)
-            self.pooled.second_look(x, times=sum(owner == name for owner in self.owner.values()))
+            self.pooled.second_look(x, times=sum(owner == name for owner in self._shared.owner.values()))

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from pipeline.errors import PalimpsestError
 from pipeline.tensors import TensorFile, write_tensors
 from stages.decoder.masks import apply_masks, read_mask
-from stages.masking.run import gram_bytes
+from stages.masking.memory import gram_bytes
 from tests.models import FAMILIES, _config
 from tests.plain import blocks_of, matrix_inputs, matrix_of, plain_losses, plain_variant, read_masks, relative_gap
 from tests.project import Project
