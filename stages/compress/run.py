@@ -76,7 +76,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         total = write_shards(partial, map(on_disk, parts), limit)
         mixed = {(block, operator.into) for block, operator in _folds(operators).items()}
         masked = recount(partial, decoder, kept, masks, on_disk, mixed)
-        criterion = str(read_json(inputs["removal.json"]).get("method", "an unnamed criterion"))
+        criterion = str(read_json(inputs["removal_scores.json"]).get("method", "an unnamed criterion"))
         sparsity = _sparsity(decoder, kept, masks)
         card = model_card(decoder, removed, criterion, params.masking, sparsity, ghosts.metadata, operators)
         (partial / "README.md").write_text(card, encoding="utf-8")

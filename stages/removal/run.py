@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pandas as pd
 
@@ -12,6 +12,7 @@ from pipeline.errors import PalimpsestError
 from pipeline.files import Files
 from stages.removal import Params, Removal
 from stages.removal.measured import iterative, recoverable
+from stages.removal.order import by_block, by_window, greedy
 from stages.removal.pairwise import pairwise, replacement_pairs
 from stages.removal.random import random
 from stages.removal.ranking import lowest
@@ -19,6 +20,7 @@ from stages.removal.scores import Scores, read_scores
 from stages.removal.shortgpt import shortgpt
 from stages.removal.streamline import streamline
 
+WINDOWS = ("streamline", "recoverable")  # criteria that score windows of blocks, not blocks
 COUNTS = (1, 3, 5)  # how many blocks every criterion is asked for, beside removal.count, to be compared
 Choice = tuple[list[int], dict[int, float]]
 
@@ -77,8 +79,9 @@ METHODS: dict[str, Callable[[Scores, Removal, set[int]], Choice]] = {
 
 
 def run(params: Params, inputs: Files, outputs: Files) -> None:
-    """Write `removal.json`: the removed blocks as indices of the dense model, the scores, the method; and
-    `removal_choices.csv`: what every criterion would remove that the saved scores allow.
+    """Write `removal.json`: the removed blocks as indices of the dense model, and nothing else, so that what lies behind runs
+    again only if they change; `removal_scores.json`: the method, its scores, and the `order` in which every criterion lets go
+    of blocks; and `removal_choices.csv`: what every criterion would remove that the saved scores allow.
     """
     wanted = params.removal
     saved = read_scores(
@@ -95,12 +98,38 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         removed, scores = METHODS[wanted.method](saved, wanted, protected)
     if len(removed) >= blocks:
         raise PalimpsestError(f"params.yaml: removal.blocks names all {blocks} blocks of the model; at least one has to stay")
+    write_json(outputs["removal.json"], {"removed": removed})
     write_json(
-        outputs["removal.json"],
-        {"removed": removed, "scores": {str(block): score for block, score in scores.items()}, "method": wanted.method},
+        outputs["removal_scores.json"],
+        {"method": wanted.method, "scores": _keyed(scores.items()), "order": _orders(saved, wanted, protected)},
     )
     write_table(outputs["removal_choices.csv"], _choices(saved, wanted, protected))
     say(f"{wanted.method}: removes {removed or 'nothing'} of {blocks} blocks")
+
+
+def _keyed(scores: Iterable[tuple[int, float]]) -> dict[str, float]:
+    return {str(block): score for block, score in scores}
+
+
+def _orders(saved: Scores, wanted: Removal, protected: set[int]) -> dict[str, list[list[float]]]:
+    """criterion -> [block, score], the first to go first, for every criterion whose scores were measured; windows at
+    `removal.count`."""
+    orders: dict[str, list[list[float]]] = {}
+    for name in METHODS:
+        if name == "random":
+            continue
+        try:
+            _, scores = METHODS[name](saved, wanted.model_copy(update={"method": name}), protected)
+        except PalimpsestError:
+            continue
+        if name == "iterative":
+            order = greedy(saved.steps)
+        elif name in WINDOWS:
+            order = by_window(scores, wanted.count, highest_first=name == "streamline")
+        else:
+            order = by_block(scores)
+        orders[name] = [[block, score] for block, score in order]
+    return orders
 
 
 def _choices(saved: Scores, wanted: Removal, protected: set[int]) -> pd.DataFrame:

@@ -36,6 +36,7 @@ class Results:
     peeling: Columns  # block, target, train_error, heldout_error, own_error; no rows where no target lies in the model
     removed: tuple[int, ...]
     removal_method: str
+    orders: Mapping[str, list[tuple[int, float]]]  # criterion -> blocks and scores, the first to go first
 
     @property
     def blocks(self) -> int:
@@ -51,6 +52,7 @@ class Results:
 def read_results(files: Mapping[str, Path]) -> Results:
     """Read and check every input. Raises ArtifactError naming the file and what is wrong with it."""
     names, removal = files["removal.json"], _object(files["removal.json"], ("removed",))
+    scores = _object(files["removal_scores.json"], ("method", "order"))
     results = Results(
         variants={name: read_variant(files[f"evaluation/{name}.json"]) for name in VARIANTS},
         statistics=_table(files["statistics.csv"], ("block", "place"), ("block",)),
@@ -66,7 +68,8 @@ def read_results(files: Mapping[str, Path]) -> Results:
         growth=_table(files["ghost_growth.csv"], ("boundary", "restored", "removed"), ("boundary",), empty=True),
         peeling=_table(files["peeling.csv"], ("block", "target", "heldout_error"), ("block", "target"), empty=True),
         removed=tuple(sorted(removal["removed"])),
-        removal_method=str(removal.get("method", "none")),
+        removal_method=str(scores["method"]),
+        orders={name: [(int(block), float(score)) for block, score in order] for name, order in scores["order"].items()},
     )
     beyond = [index for index in results.removed if not 0 <= index < results.blocks]
     if beyond:

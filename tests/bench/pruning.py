@@ -1,8 +1,9 @@
 """Seconds and peak memory of `statistics` and of `masking` with each method, against published code on the whole model.
 
 `python -m tests.bench.pruning --demo` (after `make run`) and `python -m tests.bench.pruning --sizes 0.1 0.4 1` (random
-checkpoints; 3 for 3B takes 6 GB of disk and 12 GB of memory for the plain implementation). Both sides run float32 on the same
-tokens, each in a process of its own, one after the other; seconds are without the start-up of the libraries.
+checkpoints; 3 for 3B takes 6 GB of disk and 12 GB of memory for the plain implementation). The plain side runs float32, the
+stages run float32 and, where `compute.dtype: auto` is another one, that too; on the same tokens, each in a process of its own,
+one after the other; seconds are without the start-up of the libraries.
 
 `python -m tests.bench.pruning --dtypes --data data` counts instead the mask entries that forward passes in bfloat16 decide other
 than those in float32 do, on the demo's first `--windows` windows at half the weights.
@@ -24,6 +25,7 @@ from ruamel.yaml import YAML
 
 from pipeline.tensors import TensorFile, write_tensors
 from stages.decoder.checkpoint import Checkpoint
+from stages.decoder.compute import Compute
 from tests.bench.process import REPOSITORY, run_apart
 
 SHAPES = {0.1: (768, 9), 0.4: (1024, 24), 1.0: (2048, 15), 3.0: (2560, 30)}  # billions of parameters -> width, blocks
@@ -34,8 +36,10 @@ WAYS = [
     ("sparsegpt", "unstructured"),
     ("sparsegpt", "2:4"),
 ]
-HEADER = "model   what                        seconds   plain  speed-up   peak GB  plain  share   of the matrix rate"
-ROW = "{:6s}  {:26s}  {:7.1f}  {:6.1f}  {:7.2f}x  {:8.2f}  {:5.2f}  {:5.2f}  {:6.0%}"
+HEADER = (
+    "model   what                              seconds   plain  speed-up   peak GB  plain  share   of the float32 matrix rate"
+)
+ROW = "{:6s}  {:32s}  {:7.1f}  {:6.1f}  {:7.2f}x  {:8.2f}  {:5.2f}  {:5.2f}  {:6.0%}"
 
 
 def main() -> None:
@@ -89,26 +93,41 @@ def measure(root: Path, name: str, idle: int, start: float, methods: list[str]) 
     """Print the rows of one model."""
     yaml = YAML(typ="safe", pure=True)
     params = yaml.load(root / "params.yaml")
-    params["compute"]["dtype"] = "float32"
-    yaml.dump(params, root / "params.yaml")
     work = forward_work(root)
-    seconds, peak = run_apart(["-m", "pipeline.runner", "statistics"], root)
-    rate = matrix_rate()
-    nothing = float("nan")
-    row = seconds - start, nothing, nothing, (peak - idle) / 1e9, nothing, nothing, work / (seconds - start) / rate
-    print(ROW.format(name, "statistics", *row), flush=True)
+    dtypes = ["float32", *(["auto"] if Compute().resolve_dtype() != torch.float32 else [])]
+
+    def stage(stage: str, dtype: str) -> tuple[float, float]:
+        """Seconds without start-up, GB without that of the libraries."""
+        params["compute"]["dtype"] = dtype
+        yaml.dump(params, root / "params.yaml")
+        seconds, peak = run_apart(["-m", "pipeline.runner", stage], root)
+        return seconds - start, (peak - idle) / 1e9
+
+    for dtype in dtypes:
+        seconds, memory = stage("statistics", dtype)
+        nothing = float("nan")
+        row = seconds, nothing, nothing, memory, nothing, nothing, work / seconds / matrix_rate()
+        print(ROW.format(name, f"statistics {dtype}", *row), flush=True)
     allocate_half(root)
     for method, pattern in WAYS:
         if method not in methods:
             continue
         params["masking"].update(method=method, pattern=pattern)
-        yaml.dump(params, root / "params.yaml")
         plain, plain_peak = run_apart(["-m", "tests.bench.published", str(root), method, pattern, "0.5"], REPOSITORY)
-        seconds, peak = run_apart(["-m", "pipeline.runner", "masking"], root)
-        rate, passes = matrix_rate(), 0 if method == "magnitude" else 2
-        memory = [(one - idle) / 1e9 for one in (peak, plain_peak)]
-        row = seconds - start, plain - start, (plain - start) / (seconds - start), *memory, memory[0] / memory[1]
-        print(ROW.format(name, f"{method} {pattern}", *row, passes * work / (seconds - start) / rate), flush=True)
+        plain, plain_peak = plain - start, (plain_peak - idle) / 1e9
+        passes = 0 if method == "magnitude" else 2
+        for dtype in dtypes if passes else dtypes[:1]:
+            seconds, memory = stage("masking", dtype)
+            row = (
+                seconds,
+                plain,
+                plain / seconds,
+                memory,
+                plain_peak,
+                memory / plain_peak,
+                passes * work / seconds / matrix_rate(),
+            )
+            print(ROW.format(name, f"{method} {pattern} {dtype}", *row), flush=True)
 
 
 def allocate_half(root: Path) -> None:

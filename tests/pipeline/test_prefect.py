@@ -175,7 +175,7 @@ def test_a_plain_stage_reports_when_a_server_is_named(server: Server, tmp_path: 
     assert done.returncode == 0 and "removal: done in" in done.stdout, done.stdout + done.stderr
     flow_run = server.last_run("palimpsest-stage")
     assert flow_run["name"] == "removal" and flow_run["state_name"] == "Completed"
-    assert set(server.artifacts(flow_run["id"])) == {"data/removal.json", "data/removal_choices.csv"}
+    assert set(server.artifacts(flow_run["id"])) == {f"data/removal{end}" for end in (".json", "_scores.json", "_choices.csv")}
 
     set_key(light, "removal.count", 100)
     done = run(light, "dvc", "repro", "--single-item", "removal", PREFECT_API_URL=server.url, PREFECT_HOME=str(tmp_path / "home"))

@@ -164,7 +164,10 @@ def test_a_stage_cannot_change_its_parameters(project: Path, run: Run, monkeypat
 
 def test_a_stage_that_leaves_an_output_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("stages.removal.run"), "run", lambda *_: None)
-    assert run() == (1, "removal: stage 'removal' ended without writing data/removal.json, data/removal_choices.csv")
+    assert run() == (
+        1,
+        "removal: stage 'removal' ended without writing data/removal.json, data/removal_scores.json, data/removal_choices.csv",
+    )
 
 
 def test_an_unknown_stage(run: Run) -> None:

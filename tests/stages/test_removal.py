@@ -42,9 +42,11 @@ def select(
     for name, table in zip(INPUTS, tables, strict=True):
         table.to_csv(root / "data" / name, index=False)
     params = stage_params("removal", {"removal": removal}, ["removal"])
-    outputs = Files("removal", "outs", ("removal.json", "removal_choices.csv"), root)
+    outputs = Files("removal", "outs", ("removal.json", "removal_scores.json", "removal_choices.csv"), root)
     run(params, Files("removal", "deps", INPUTS, root), outputs)  # type: ignore[arg-type]
-    return json.loads(outputs["removal.json"].read_text())
+    assert json.loads(outputs["removal.json"].read_text()).keys() == {"removed"}, "what lies behind runs again if it changes"
+    scores = json.loads(outputs["removal_scores.json"].read_text())
+    return {**json.loads(outputs["removal.json"].read_text()), "method": scores["method"], "scores": scores["scores"]}
 
 
 def test_none(tmp_path: Path) -> None:

@@ -57,10 +57,7 @@ def fake_results(data: Path, blocks: int = 30, removed: Iterable[int] = (20, 21,
         data / "ghost_growth.csv",
         pd.DataFrame(growth, columns=["boundary", "restored", "removed", "restored_rest", "removed_rest"]),
     )
-    write_json(
-        data / "removal.json",
-        {"removed": gone, "scores": {str(start): 0.99 for start in range(3)}, "method": "streamline" if gone else "none"},
-    )
+    write_json(data / "removal.json", {"removed": gone})
     base = draw.normal(3.18, 0.3, 16)
     cost = {"dense": 0.0, "masked": 0.21, "removed": 0.41 if gone else 0.0, "compressed": 0.44 if gone else 0.21}
     for name, extra in cost.items():
@@ -141,6 +138,13 @@ def fake_tables(data: Path, influence: np.ndarray, draw: np.random.Generator) ->
         data / "redundancy.json",
         {**verdict, "half_against_all": {"interchange": 0.8}, "sink_made_by": [11] if blocks > 11 else []},
     )
+    around = [*range(10, 13), *range(10), *range(13, blocks)][:blocks]
+    orders = {
+        "streamline": [[block, 0.9] for block in around],
+        "shortgpt": [[block, 0.1] for block in range(blocks) if block != 11],
+        "deletion": [[block, block / 100] for block in range(blocks) if block != 11] + [[11, 0.29]] * (blocks > 11),
+    }
+    write_json(data / "removal_scores.json", {"method": "streamline" if blocks > 13 else "none", "scores": {}, "order": orders})
     rows = [[name, n, block, 0.1] for name in ("shortgpt", "deletion") for n in (1, 3) for block in range(min(n, blocks))]
     write_table(data / "removal_choices.csv", pd.DataFrame(rows, columns=["criterion", "count", "block", "score"]))
     rows = []
@@ -613,11 +617,10 @@ def test_choices_regime_and_the_sinks_maker(root: Path) -> None:
     assert "Regime: divergent. Over 27 pairs" in page and "It predicts nothing." in page
     assert "interchange 0.80: more prompts (redundancy.prompts) would still move them." in page
     assert re.search(r"Block 11 makes the sink token: rank \d+ of 30 \([\d.]+\) by influence", page)
-    pairs = pd.read_csv(root / "data/redundancy_pairs.csv").dropna(subset=["interchange"])
-    least = [pairs.interchange[(pairs.i == block) | (pairs.j == block)].min() for block in range(30)]
-    rank = 1 + sum(value < least[11] for value in least)
-    heads = "".join(f'<th scope="col">{head}</th>' for head in ("Deletion", "Replacement", "Interchange"))
-    assert heads in page and re.search(rf"11, makes the sink.*<td>rank {rank} of 30 \([\d.]+\)</td></tr>", page)
+    heads = "".join(f'<th scope="col">{head}</th>' for head in ("Influence", "Deletion", "ShortGPT", "Streamline of 3"))
+    assert heads in page, "the criteria that have an order, windows with their length"
+    ranks = "<td>rank 30 of 30 (0.290)</td><td>–</td><td>rank 2 of 30 (0.900)</td>"
+    assert re.search(rf"<td>11, makes the sink</td><td>rank \d+ of 30 \([\d.]+\)</td>{re.escape(ranks)}</tr>", page)
     picture = (root / "data/pictures/removal.svg").read_text()
     assert picture.count("<title>ShortGPT: block") == 3 and picture.count("from 1 removals on") == 2
 

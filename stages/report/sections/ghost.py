@@ -47,14 +47,19 @@ def ghost(results: Results, params: dict[str, Any]) -> Part:
         f"{percent(params['ghost']['held_out'])} of them kept out of the fit. Error: the distance that is left, as a share of "
         "the step the removed blocks made; 1 is what leaving them out without an operator gives."
     )
+    if params["ghost"]["ridge_rule"] == "held_out":
+        caption += " The ridge was chosen on the windows held out, so the errors there are a little too good."
     grown = results.growth.ordered("boundary")
     if len(grown):
         caption += (
             " Behind the gap the error is the distance to the dense stream, as a share of that stream's norm, on held-out "
             "windows, sinks left out."
         )
+        if (results.masks.numbers("sparsity") > 0).any():
+            caption += " The kept blocks are masked in both curves, so they part from the dense stream before any gap."
     panels = (_errors(table), *([_growth(results, grown)] if len(grown) else []))
-    return Part("ghost", heading, caption, panels, (*_readings(table), *_grown(grown), *_meanings(table)), _table(table))
+    readings = (*_readings(table), *_spoilt_sinks(table, params["ghost"]["sinks"]), *_grown(grown), *_meanings(table))
+    return Part("ghost", heading, caption, panels, readings, _table(table))
 
 
 def _nothing(results: Results, params: dict[str, Any]) -> str:
@@ -110,6 +115,19 @@ def _grown(grown: Columns) -> list[str]:
     last = grown.whole("boundary")[-1] - 1
     text = f"Behind block {last}, the last one, the stream is off by {ends[0]} with the operators and {ends[1]} without"
     return [f"{text}, of its norm."]
+
+
+def _spoilt_sinks(table: Columns, sinks: str) -> list[str]:
+    """A warning where sinks come out worse than if nothing stood in their blocks' place."""
+    errors = table.numbers("sink_error")
+    bad = [f"{run} ({number(error, 3)})" for run, error in zip(_runs(table), errors, strict=True) if error > 1]
+    if not bad:
+        return []
+    other = {"restore": "bypass", "bypass": "restore"}.get(sinks, "restore or bypass")
+    return [
+        f"On sinks the error is above 1 for blocks {', '.join(bad)}: with ghost.sinks: {sinks} they come out worse than without "
+        f"an operator, whatever the rest gains; try {other}."
+    ]
 
 
 def _meanings(table: Columns) -> list[str]:

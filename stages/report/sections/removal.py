@@ -32,7 +32,9 @@ def removal(results: Results, params: dict[str, Any]) -> Part:
     )
     panels = [*([_curves(results)] if measured else []), *([_choices(results)] if len(results.choices) else [])]
     readings = _readings(results, measured)
-    return Part("removal", heading, caption if panels else "", tuple(panels), readings, _sink_table(results))
+    return Part(
+        "removal", heading, caption if panels else "", tuple(panels), readings, _sink_table(results, params["removal"]["count"])
+    )
 
 
 def _curves(results: Results) -> str:
@@ -126,31 +128,30 @@ def _rank(values: Floats, place: int) -> str:
     return f"rank {1 + int((values < values[place]).sum())} of {int(np.isfinite(values).sum())} ({number(values[place], 3)})"
 
 
-def _of_blocks(results: Results, name: str, order: Sequence[int]) -> Floats:
-    """A block's score from those of its pairs, as it is credited by default: the least. NaN for a block of no pair."""
-    pairs = results.pairs
-    scores = np.full(len(order), np.nan)
-    for i, j, value in zip(pairs.whole("i"), pairs.whole("j"), pairs.numbers(name), strict=True):
-        if np.isfinite(value):
-            for block in (order.index(i), order.index(j)):
-                scores[block] = np.fmin(scores[block], value)
-    return scores
-
-
-def _sink_table(results: Results) -> Table | None:
-    """What each score says of the blocks that make and end the sink: rank of all blocks, 1 = least."""
+def _sink_table(results: Results, count: int) -> Table | None:
+    """What each criterion says of the blocks that make and end the sink: rank of all it may remove, 1 = the first to go."""
     table = results.influence.ordered("block")
     marked = [(place, word) for place, word in enumerate(table.words("sink")) if word in ("makes", "ends")]
-    columns = {"influence": "Influence", "influence_sinkless": "Without sinks", "angular": "Angle", "deletion": "Deletion"}
-    there = {name: table.numbers(name) for name in columns}
-    for name in ("replacement", "interchange"):
-        columns[name] = name.capitalize()
-        there[name] = _of_blocks(results, name, table.whole("block"))
-    there = {name: values for name, values in there.items() if np.isfinite(values).any()}
-    if not marked or not there:
+    plain = {"influence": "Influence", "influence_sinkless": "Without sinks", "angular": "Angle"}
+    there = {name: values for name in plain if np.isfinite(values := table.numbers(name)).any()}
+    if not marked or not (there or results.orders):
         return None
-    rows = [
-        (f"{table.whole('block')[place]}, {word} the sink", *(_rank(values, place) for values in there.values()))
-        for place, word in marked
-    ]
-    return Table(("Block", *(columns[name] for name in there)), tuple(rows))
+    rows = []
+    for place, word in marked:
+        block = table.whole("block")[place]
+        ranks = [_rank(values, place) for values in there.values()]
+        ranks += [_place(order, block) for order in results.orders.values()]
+        rows.append((f"{block}, {word} the sink", *ranks))
+    windows = {"streamline", "recoverable"} & set(results.orders)
+    criteria = [_capital(method(name)) + (f" of {count}" if name in windows else "") for name in results.orders]
+    return Table(("Block", *(plain[name] for name in there), *criteria), tuple(rows))
+
+
+def _place(order: Sequence[tuple[int, float]], block: int) -> str:
+    """`rank 3 of 28 (0.12)` in a criterion's order; a dash if it may not remove the block."""
+    found = [place for place, (one, _) in enumerate(order) if one == block]
+    return f"rank {found[0] + 1} of {len(order)} ({number(order[found[0]][1], 3)})" if found else MISSING
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
