@@ -22,4 +22,4 @@ def test_the_greedy_order_then_what_was_left() -> None:
     tried = [(1, 5, 0.1, 1), (1, 6, 0.2, 0), (1, 7, 0.9, 0), (1, 8, 0.4, 0), (2, 6, 0.7, 0), (2, 7, 0.3, 1), (2, 8, 0.6, 0)]
     steps = pd.DataFrame(tried, columns=["step", "block", "divergence", "removed"])
     assert greedy(steps) == [(5, 0.1), (7, 0.3), (8, 0.6), (6, 0.7)]
-    assert greedy(steps[:0]) == []
+    assert greedy(steps.head(0)) == []
