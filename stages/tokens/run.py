@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,15 +14,13 @@ from pipeline.console import say
 from pipeline.errors import PalimpsestError
 from pipeline.files import Files
 from pipeline.tensors import write_tensors
+from stages.corpus.encode import bos_of, encode_documents
+from stages.corpus.read import read_corpus
+from stages.corpus.splits import Corpus, Split
+from stages.corpus.text import Tally, tallied
+from stages.corpus.windows import choose, pack
 from stages.decoder.checkpoint import Checkpoint
 from stages.tokens import Params, Tokens
-from stages.tokens.corpus import Corpus, Split
-from stages.tokens.demo import read_demo
-from stages.tokens.encode import bos_of, encode_documents
-from stages.tokens.files import read_files
-from stages.tokens.hub import read_hub
-from stages.tokens.text import Tally, tallied
-from stages.tokens.windows import choose, pack
 
 
 def run(params: Params, inputs: Files, outputs: Files) -> None:
@@ -34,7 +30,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     _check_length(tokens.length, checkpoint)
     tokenizer = load_tokenizer(checkpoint)
     bos = bos_of(tokenizer, tokens.special_tokens)
-    corpus = SOURCES[tokens.source](tokens, inputs["corpus"].parent)
+    corpus = read_corpus(tokens, inputs["corpus"].parent)
 
     calibration = read_split("calibration", corpus.calibration, tokens, tokenizer, bos)
     evaluation = read_split("evaluation", corpus.evaluation, tokens, tokenizer, bos)
@@ -103,9 +99,6 @@ def _about(corpus: Corpus, split: Split, read: Read, tokens: Tokens) -> dict[str
         "length": tokens.length,
         "special_tokens": tokens.special_tokens,
     }
-
-
-SOURCES: dict[str, Callable[[Tokens, Path], Corpus]] = {"demo": read_demo, "files": read_files, "hub": read_hub}
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:

@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.files import Files
 from pipeline.tensors import TensorFile
+from stages.corpus.demo import SPLITS, read_demo
 from stages.decoder.checkpoint import Checkpoint
 from stages.model import Model
 from stages.model import Params as ModelParams
 from stages.model.run import run as run_model
 from stages.tokens import Params as TokensParams
 from stages.tokens import Tokens
-from stages.tokens.demo import SPLITS, read_demo
 from stages.tokens.run import run as run_tokens
 
 KEPT = Path(__file__).parents[2] / "data" / "demo"  # what `dvc repro` fetched; its hashes are checked like any other's

@@ -15,10 +15,10 @@ from pipeline.errors import PalimpsestError
 from pipeline.files import Files
 from pipeline.params import ParamsError, check_sections
 from pipeline.tensors import TensorFile
+from stages.corpus.text import join_documents
 from stages.decoder.checkpoint import AGAIN
 from stages.tokens import Params, Tokens
 from stages.tokens.run import run
-from stages.tokens.text import join_documents
 from tests.hub import CLOSED, COMMIT, serve, use_hub
 from tests.models import save_model
 from tests.vocabulary import BOS, IDS, ids_of, save_tokenizer
@@ -166,7 +166,7 @@ def test_shortfall_gives_the_counts(place: Place, policy: str, needed: int) -> N
 
 
 def test_reading_stops_at_the_pool(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stages.tokens.encode.join_documents", partial(join_documents, size=500))
+    monkeypatch.setattr("stages.corpus.encode.join_documents", partial(join_documents, size=500))
     place.write("endless.jsonl", f'{{"text": "{"z" * 1000}"}}\n' * 3 + "not json\n")
     files: dict[str, Any] = {"calibration_files": ["endless.jsonl"], "evaluation_files": ["tale.txt"]}
     assert place.run(**files, pool=2000).metadata["calibration"]["corpus_documents"] == 2

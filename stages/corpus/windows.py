@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int32
 
-from stages.tokens.encode import refuse_doubled
+from stages.corpus.encode import refuse_doubled
 
 
 def pack(ids: Int32[np.ndarray, " token"], length: int, bos: int | None = None) -> Int32[np.ndarray, "window length"]:

@@ -10,7 +10,7 @@ from jaxtyping import Int32
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.errors import PalimpsestError
-from stages.tokens.text import join_documents
+from stages.corpus.text import join_documents
 
 Policy = Literal["none", "window", "document"]
 

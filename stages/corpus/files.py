@@ -10,22 +10,22 @@ from pathlib import Path
 from pipeline.console import say
 from pipeline.errors import PalimpsestError
 from pipeline.packages import sha256_of
-from stages.tokens import Tokens
-from stages.tokens.corpus import Corpus, Split
+from stages.corpus.section import Text
+from stages.corpus.splits import Corpus, Split
 
 
-def read_files(tokens: Tokens, data: Path) -> Corpus:
-    """The files that `tokens` names, looked for in data/corpus/ and then from the project's folder.
+def read_files(text: Text, data: Path) -> Corpus:
+    """The files that `text` names, looked for in data/corpus/ and then from the project's folder.
 
     Raises PalimpsestError if one is missing, empty, of a kind that is not read, or for calibration and evaluation alike.
     """
-    calibration, evaluation = (_split(tokens, key, data) for key in ("calibration_files", "evaluation_files"))
+    calibration, evaluation = (_split(text, key, data) for key in ("calibration_files", "evaluation_files"))
     known = {file["sha256"]: file["name"] for file in calibration.files}
     for file in evaluation.files:
         if file["sha256"] in known:
             raise PalimpsestError(
-                f"tokens.evaluation_files: {file['name']} has the same bytes as {known[file['sha256']]} of calibration_files; "
-                "a model must not be measured on its calibration text"
+                f"{text.KEY}.evaluation_files: {file['name']} has the same bytes as {known[file['sha256']]} of "
+                "calibration_files; a model must not be measured on its calibration text"
             )
     return Corpus("files", calibration, evaluation)
 
@@ -38,11 +38,11 @@ def read_documents(path: Path, column: str) -> Iterator[str]:
     return _READERS[path.suffix](path, column)
 
 
-def _split(tokens: Tokens, key: str, data: Path) -> Split:
-    paths = [_find(name, key, data) for name in getattr(tokens, key)]
+def _split(text: Text, key: str, data: Path) -> Split:
+    paths = [_find(name, f"{text.KEY}.{key}", data) for name in getattr(text, key)]
     files = [{"name": path.name, "sha256": sha256_of(path)} for path in paths]
     return Split(
-        ", ".join(path.name for path in paths), chain.from_iterable(read_documents(path, tokens.field) for path in paths), files
+        ", ".join(path.name for path in paths), chain.from_iterable(read_documents(path, text.field) for path in paths), files
     )
 
 
@@ -50,11 +50,11 @@ def _find(name: str, key: str, data: Path) -> Path:
     places = [data / "corpus" / name, data.parent / Path(name).expanduser()]
     path = next((place for place in places if place.is_file()), None)
     if path is None:
-        raise PalimpsestError(f"tokens.{key}: no file {name}, neither in {places[0].parent} nor in the project's folder")
+        raise PalimpsestError(f"{key}: no file {name}, neither in {places[0].parent} nor in the project's folder")
     if path.suffix not in _READERS:
-        raise PalimpsestError(f"tokens.{key}: {name}: only {', '.join(_READERS)} are read; convert it to one of them")
+        raise PalimpsestError(f"{key}: {name}: only {', '.join(_READERS)} are read; convert it to one of them")
     if path.stat().st_size == 0:
-        raise PalimpsestError(f"tokens.{key}: {name} is empty")
+        raise PalimpsestError(f"{key}: {name} is empty")
     if not path.resolve().is_relative_to((data / "corpus").resolve()):
         say(f"{name} lies outside {data / 'corpus'}: a change in it will not be noticed")
     return path
@@ -87,7 +87,7 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
         file = parquet.ParquetFile(path)
         names = file.schema_arrow.names
         if column not in names:
-            raise PalimpsestError(f"{path}: no column '{column}' (it has {', '.join(names)}); set tokens.field")
+            raise PalimpsestError(f"{path}: no column '{column}' (it has {', '.join(names)}); set field to the one with the text")
         number = 0
         for batch in file.iter_batches(columns=[column]):
             for value in batch.column(0).to_pylist():
@@ -100,7 +100,9 @@ def _read_parquet(path: Path, column: str) -> Iterator[str]:
 def text_of(row: dict[str, object], column: str, where: str) -> str:
     """The text of one row. Raises PalimpsestError naming `where` if it is missing or is not a string."""
     if column not in row:
-        raise PalimpsestError(f"{where}: no field '{column}' (it has {', '.join(map(str, row)) or 'none'}); set tokens.field")
+        raise PalimpsestError(
+            f"{where}: no field '{column}' (it has {', '.join(map(str, row)) or 'none'}); set field to the one with the text"
+        )
     value = row[column]
     if not isinstance(value, str):
         raise PalimpsestError(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stages.tokens.text import Tally, join_documents, tallied
-from stages.tokens.wikipedia import read_articles, strip_markup
+from stages.corpus.text import Tally, join_documents, tallied
+from stages.corpus.wikipedia import read_articles, strip_markup
 
 PROSE = "Anarchism is a philosophy that advocates self-governed societies based on voluntary institutions, and more."
 FILLER = "\n\n".join(

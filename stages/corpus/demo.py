@@ -8,9 +8,9 @@ from pathlib import Path
 from pipeline.console import progress
 from pipeline.errors import PalimpsestError
 from pipeline.packages import PackagedFile, fetch
-from stages.tokens import Tokens
-from stages.tokens.corpus import Corpus, Split
-from stages.tokens.wikipedia import read_articles, strip_markup
+from stages.corpus.section import Text
+from stages.corpus.splits import Corpus, Split
+from stages.corpus.wikipedia import read_articles, strip_markup
 
 WIKIPEDIA = PackagedFile(
     requirement="gensim==4.4.0",
@@ -24,21 +24,21 @@ ARTICLES = 106  # in the dump, before those without prose are left out
 SPLITS = {"train": (0, 1, 2, 3), "valid": (4,), "test": (5,)}  # places of an article, counted in sixes
 
 
-def read_demo(tokens: Tokens, data: Path) -> Corpus:
-    """The two splits that `tokens` names, out of the dump kept in data/demo/. No article is in two splits.
+def read_demo(text: Text, data: Path) -> Corpus:
+    """The two splits that `text` names, out of the dump kept in data/demo/. No article is in two splits.
 
     Raises PalimpsestError if there is no such split or the package cannot be fetched.
     """
     for key in ("calibration_split", "evaluation_split"):
-        if getattr(tokens, key) not in SPLITS:
-            raise PalimpsestError(f"tokens.{key} = '{getattr(tokens, key)}': the demo has {', '.join(SPLITS)}")
+        if getattr(text, key) not in SPLITS:
+            raise PalimpsestError(f"{text.KEY}.{key} = '{getattr(text, key)}': the demo has {', '.join(SPLITS)}")
     dump = fetch(WIKIPEDIA, data / "demo")
     with bz2.open(dump) as stream:
-        prose = [strip_markup(text) for _, text in progress(read_articles(stream), "stripped articles", ARTICLES)]
-    articles = [text for text in prose if text]
+        prose = [strip_markup(article) for _, article in progress(read_articles(stream), "stripped articles", ARTICLES)]
+    articles = [article for article in prose if article]
     files = [{"name": dump.name, "sha256": WIKIPEDIA.sha256}]
     calibration, evaluation = (
-        Split(name, [text for index, text in enumerate(articles) if index % 6 in SPLITS[name]], files)
-        for name in (tokens.calibration_split, tokens.evaluation_split)
+        Split(name, [article for index, article in enumerate(articles) if index % 6 in SPLITS[name]], files)
+        for name in (text.calibration_split, text.evaluation_split)
     )
     return Corpus("English Wikipedia, excerpt", calibration, evaluation)

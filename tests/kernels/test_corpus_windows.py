@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import PalimpsestError
-from stages.tokens.windows import choose, pack
+from stages.corpus.windows import choose, pack
 
 BOS = 1000
 
