@@ -139,7 +139,7 @@ def blocks_of(family: str) -> nn.ModuleList:
 
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(FAMILIES[family](2), dtype=torch.float32)
-    return find_blocks(model)[1]
+    return find_blocks(model.eval())[1]
 
 
 @pytest.mark.parametrize(
@@ -164,15 +164,15 @@ def test_a_name_that_fits_nothing_is_refused() -> None:
 @pytest.mark.parametrize("family", ["llama", "gpt2", "mixtral"])
 @pytest.mark.parametrize("grid", ["binary", "ternary", "4bit"])
 def test_training_on_the_grid_ends_on_it(family: str, grid: str) -> None:
-    block, before = blocks_of(family)[0], {}
+    block = blocks_of(family)[0]
     (matrices,) = choose_matrices([block], ["*"])
-    names = list(block.state_dict())
+    names = set(block.state_dict())
     before = {matrix.name: matrix.view(block).clone() for matrix in matrices}
     rest = {name: value.clone() for name, value in block.state_dict().items() if value.ndim < 2}
     train_on_grid(block, matrices, grid)
     assert sum(p.numel() for p in block.parameters()) == sum(p.numel() for p in blocks_of(family)[0].parameters())
     settle(block)
-    assert list(block.state_dict()) == names
+    assert set(block.state_dict()) == names
     for matrix in matrices:
         assert torch.equal(matrix.view(block), quantise(before[matrix.name], grid)), matrix.name
     assert all(torch.equal(block.state_dict()[name], value) for name, value in rest.items())
