@@ -281,7 +281,7 @@ def test_data_set_in_a_local_folder(place: Place, stories: Path) -> None:
 def test_data_set_without_the_split_or_the_field(place: Place, stories: Path) -> None:
     with pytest.raises(PalimpsestError, match=r"split 'validation'\) cannot be read .*check tokens\.dataset"):
         place.run(**HUB, evaluation_split="validation")
-    with pytest.raises(PalimpsestError, match=r"train, row 1: no field 'body' \(it has text\); set tokens\.field"):
+    with pytest.raises(PalimpsestError, match=r"train, row 1: no field 'body' \(it has text\); set field"):
         place.run(**HUB, field="body")
 
 
