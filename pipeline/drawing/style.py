@@ -66,6 +66,8 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; }
 th:last-child, td:last-child { padding-right: 0; }
 thead th { font-weight: 600; color: var(--soft); vertical-align: bottom; border-bottom: 1px solid var(--soft); }
 tbody th { font-weight: 600; }
+table.few { min-width: 0; }
+.few th + th, .few td + td { padding-left: 3rem; }
 td.main { font-weight: 600; }
 tbody th .sub { white-space: normal; max-width: 13rem; }
 .sub { display: block; font-weight: 400; color: var(--soft); font-size: 0.82rem; }

@@ -19,6 +19,13 @@ class Table:
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
 
+    def tall(self) -> Table:
+        """The same with its longer side down, so that it fits a narrow page."""
+        if len(self.rows) >= len(self.heads):
+            return self
+        lines = tuple(zip(self.heads, *self.rows, strict=True))
+        return Table(lines[0], lines[1:])
+
 
 @dataclass(frozen=True)
 class Part:

@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.drawing.axes import fitting, linear, names
 from pipeline.drawing.chart import Key, Panel
-from pipeline.drawing.notation import blocks, number, percent, plain, spans
+from pipeline.drawing.notation import blocks, number, percent, plain, spans, whole
 from stages.report.columns import Columns
 from stages.report.naming import method
 from stages.report.results import Results
@@ -162,6 +162,13 @@ def _table(table: Columns) -> Table:
     operators = [[method(name)] for name in table.words("operator")] if "operator" in table else [[]] * len(table)
     rows = []
     for index, run in enumerate(_runs(table)):
-        cells = [plain(float(values[index])) if name == "ridge" else number(values[index], 3) for name, values in there.items()]
+        cells = [_cell(name, float(values[index])) for name, values in there.items()]
         rows.append((run, *operators[index], *cells))
-    return Table(("Blocks", *(["Operator"] if "operator" in table else []), *(HEADS[name] for name in there)), tuple(rows))
+    heads = ("Blocks", *(["Operator"] if "operator" in table else []), *(HEADS[name] for name in there))
+    return Table(heads, tuple(rows)).tall()
+
+
+def _cell(name: str, value: float) -> str:
+    if name == "sinks":
+        return whole(value)
+    return plain(value) if name == "ridge" else number(value, 3)

@@ -144,7 +144,7 @@ def _sink_table(results: Results, count: int) -> Table | None:
         rows.append((f"{block}, {word} the sink", *ranks))
     windows = {"streamline", "recoverable"} & set(results.orders)
     criteria = [_capital(method(name)) + (f" of {count}" if name in windows else "") for name in results.orders]
-    return Table(("Block", *(plain[name] for name in there), *criteria), tuple(rows))
+    return Table(("Block", *(plain[name] for name in there), *criteria), tuple(rows)).tall()
 
 
 def _place(order: Sequence[tuple[int, float]], block: int) -> str:
