@@ -35,6 +35,7 @@ def wire(stage: Callable[..., Handle]) -> None:
     redundancy = stage("redundancy", model, tape)
     search = stage("search", model, tape)
     peeling = stage("peeling", tape)
+    yes = stage("yes", model, tokens, tape)
 
     sensitivity = stage("sensitivity", model, tokens, tape, statistics)
     allocation = stage("allocation", statistics, sensitivity)
@@ -49,7 +50,7 @@ def wire(stage: Callable[..., Handle]) -> None:
         stage("evaluation@removed", model, tokens, removal),
         stage("evaluation@compressed", model, tokens, compressed),
     ]
-    stage("report", statistics, sensitivity, redundancy, allocation, masks, removal, ghost, peeling, *variants)
+    stage("report", statistics, sensitivity, redundancy, allocation, masks, removal, ghost, peeling, yes, *variants)
 
 
 def flow_edges() -> set[tuple[str, str]]:

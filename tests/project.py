@@ -17,7 +17,7 @@ from tests.models import save_model
 REPOSITORY = Path(__file__).parent.parent
 ORDER = [
     "capture", "statistics", "redundancy", "search", "sensitivity", "allocation", "masking", "removal", "ghost", "peeling",
-    "compress",
+    "yes", "compress",
 ]  # fmt: skip
 VARIANTS = [f"evaluation@{variant}" for variant in ("dense", "masked", "removed", "compressed")]
 

@@ -31,4 +31,5 @@ class Params(BaseModel):
     removal: dict[str, Any]
     ghost: dict[str, Any]
     peeling: dict[str, Any]
+    yes: dict[str, Any]
     evaluation: dict[str, Any]

@@ -25,6 +25,7 @@ from stages.report.sections.perplexity import perplexity
 from stages.report.sections.redundancy import redundancy
 from stages.report.sections.removal import removal
 from stages.report.sections.sparsity import sparsity
+from stages.report.sections.yes import yes
 from stages.report.settings import settings
 
 HERE = Path(__file__).parent
@@ -112,6 +113,7 @@ def parts(results: Results, comparison: Comparison, params: dict[str, Any]) -> l
         removal(results, params),
         ghost(results, params),
         peeling(results, params),
+        *([yes(results, params)] if len(results.yes) else []),
     ]
 
 

@@ -34,6 +34,9 @@ class Results:
     ghost: Columns  # start, stop, operator, …; no rows where nothing was fitted
     growth: Columns  # boundary, restored, removed, …: how the operators' error grows; no rows where nothing was fitted
     peeling: Columns  # block, target, train_error, heldout_error, own_error; no rows where no target lies in the model
+    yes: Columns  # net, role, train, test, …; no rows where no reference was fitted
+    yes_layers: Columns  # block, gap, …; no rows where no reference was fitted
+    verdict: Mapping[str, Any]  # of yes.json; only maps = 0 where no reference was fitted
     removed: tuple[int, ...]
     removal_method: str
     orders: Mapping[str, list[tuple[int, float]]]  # criterion -> blocks and scores, the first to go first
@@ -67,6 +70,9 @@ def read_results(files: Mapping[str, Path]) -> Results:
         ghost=_table(files["ghost.csv"], ("start", "stop", "train_error", "heldout_error"), ("start", "stop"), empty=True),
         growth=_table(files["ghost_growth.csv"], ("boundary", "restored", "removed"), ("boundary",), empty=True),
         peeling=_table(files["peeling.csv"], ("block", "target", "heldout_error"), ("block", "target"), empty=True),
+        yes=_table(files["yes.csv"], ("net", "role", "train", "test"), ("train", "test"), empty=True),
+        yes_layers=_table(files["yes_layers.csv"], ("block", "gap"), ("block",), empty=True),
+        verdict=_object(files["yes.json"], ("maps",)),
         removed=tuple(sorted(removal["removed"])),
         removal_method=str(scores["method"]),
         orders={name: [(int(block), float(score)) for block, score in order] for name, order in scores["order"].items()},

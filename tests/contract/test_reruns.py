@@ -30,6 +30,7 @@ RERUNS: list[tuple[str, Any, set[str]]] = [
     ("removal.count", 5, AFTER_REMOVAL),
     ("ghost.ridge", 0.01, {"ghost", "compress", "evaluation@compressed", "report"}),
     ("peeling.reach", [1], {"peeling", "report"}),
+    ("yes.steps", 7, {"yes", "report"}),
     ("evaluation.resamples", 500, EVALUATIONS | {"report"}),
     ("report.title", "Other", {"report"}),
 ]

@@ -43,6 +43,7 @@ def fake_results(data: Path, blocks: int = 30, removed: Iterable[int] = (20, 21,
     depth = np.linspace(0, 1, blocks)
     influence = 0.02 + 0.45 * np.exp(-9 * depth) + 0.25 * np.exp(-14 * (1 - depth)) + draw.uniform(0, 0.02, blocks)
     fake_tables(data, influence, draw)
+    fake_references(data, blocks)
     spans_ = runs(gone)
     rows = (
         [[a, b, "ghost", 1e-4, 0.52 + 0.02 * k, 0.61 + 0.05 * k, 3.1e5, 0.34, 11.2] for k, (a, b) in enumerate(spans_)]
@@ -157,6 +158,26 @@ def fake_tables(data: Path, influence: np.ndarray, draw: np.random.Generator) ->
     write_table(
         data / "peeling.csv", pd.DataFrame(rows, columns=["block", "target", "train_error", "heldout_error", "own_error"])
     )
+
+
+def fake_references(data: Path, blocks: int, maps: int = 0) -> None:
+    """What stage `yes` leaves: nothing by default, or a model, its control and so many maps."""
+    nets = ["net", "role", "blocks", "targets", "train", "train_error", "test", "test_error", "gain", "gain_error"]
+    heads = ["block", "gap", "gap_error", "alternative", "skipped", "skipped_best", "stepping_stone", "error"]
+    rows, layers = [], []
+    if maps:
+        rows = [["model", "model", None, "", 3.2, 0.05, 3.4, 0.06, -0.3, 0.01]]
+        rows += [["model, head refitted", "control", None, "", 2.9, 0.05, 3.45, 0.06, 0.0, 0.0]]
+        kind = ["reference" if number == maps - 1 else "bound" for number in range(maps)]
+        rows += [[f"map_{n}", kind[n], blocks, "1", 2.8 - 0.01 * n, 0.05, 3.5, 0.06, 0.1, 0.01] for n in range(maps)]
+        stones = ["poor", *["fine"] * (blocks - 2)]
+        layers = [[b, 0.05 - 0.07 * (b > 0), 0.01, "map_1", 0.5, 1.0, stone, 0.1] for b, stone in enumerate(stones)]
+    write_table(data / "yes.csv", pd.DataFrame(rows, columns=nets))
+    write_table(data / "yes_layers.csv", pd.DataFrame(layers, columns=heads))
+    gains = {"share_of_head": 0.3, "gain": 0.12, "gain_error": 0.01, "gain_test": -0.05, "gain_test_error": 0.02}
+    lights = {"verdict": "amber", "verdict_with_head": "red", "verdict_test": "green", "best": "map_1"}
+    other = {"reference": f"map_{maps - 1}", "reference_train": 2.7, "reference_test": 3.5}
+    write_json(data / "yes.json", {"maps": maps, **({**gains, **lights, **other} if maps else {})})
 
 
 def fake_evaluation(name: str, windows: np.ndarray, blocks: int, sparsity: float) -> dict[str, Any]:
@@ -665,3 +686,20 @@ def test_experts_have_a_table_of_their_tokens(root: Path) -> None:
     assert "Matrices never reached" in page and "Experts of one kind are averaged" in page
     kept = pd.read_csv(root / "data/plots/kept.csv")
     assert set(kept.series) == {"mlp.experts.up_proj"} and np.allclose(kept.kept_magnitude, 0.6)
+
+
+@pytest.mark.parametrize("maps", [2, 40])
+def test_references_stand_beside_the_model_with_what_they_prove(root: Path, maps: int) -> None:
+    assert not (report(root), (root / "data/pictures/yes.svg").exists())[1], "nothing fitted, nothing said"
+    fake_references(root / "data", 30, maps)
+    text = report(root)
+    said = re.sub(r"\s+", " ", text)
+    assert "amber: YES0 is no better, but another map (YES*) is." in said
+    assert "Over the control the best map (map 1) gains +0.1200 ± 0.0100 nats on the windows of the fit, −0.0500" in said
+    assert "+0.4200 nats between the model as it is and that map, +0.3000 are the head&#39;s alone" in said
+    assert "with them the light would be red, on other windows it is green" in said
+    assert "Poor stepping stones, better skipped than aimed at: the output of block 0." in said
+    picture = (root / "data/pictures/yes.svg").read_text()
+    assert f"map {maps - 1} (reference), windows of the fit: {2.8 - 0.01 * (maps - 1):.3f}" in picture
+    assert "model, head refitted, others: 3.450" in picture
+    assert ("14 of 42 nets" in picture) == (maps == 40)

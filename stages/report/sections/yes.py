@@ -1,0 +1,157 @@
+"""How good the layers could have been: fitted references beside the model, and what they say of each layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pipeline.drawing.axes import linear, names
+from pipeline.drawing.chart import Key, Panel
+from pipeline.drawing.notation import blocks as spelled_blocks
+from pipeline.drawing.notation import counted, fixed, number, percent
+from stages.report.columns import Columns
+from stages.report.results import Results
+from stages.report.sections import Part, block_panel
+
+MOST_ROWS = 14
+PROVES = {
+    "red": "red: even the reference that sends every block to the last boundary (YES0) is better. That proves, on these tokens, "
+    "that training left the layers far below what they can do.",
+    "amber": "amber: YES0 is no better, but another map (YES*) is. That proves, on these tokens, that a better net of the "
+    "model's class exists which training did not find.",
+    "green": "green: no map that was tried is better. That proves nothing more; other maps, longer fits or other tokens may be.",
+    "none": "none: no reference of the model's own depth was fitted, and a net of fewer blocks is no bound on it.",
+}
+
+
+def yes(results: Results, params: dict[str, Any]) -> Part:
+    """Losses of all nets on the same windows, the gap that each layer leaves, and the verdict in words."""
+    verdict, nets = results.verdict, results.yes
+    wanted = params["yes"]
+    caption = (
+        "Each reference is a net of the model's own blocks, fitted one after another to streams of the model itself, frozen as "
+        "they are done, with a light head by cross-entropy at the end. Its map says to which boundary each block is fitted. All "
+        "losses are on the same windows: those of the fit, and others. Bars reach one standard error over windows. What counts "
+        "is the gain over the control, the model's own last stream with the same head fitted to it (dashed line): only that "
+        "says anything of the layers. Nets of fewer blocks are references, not bounds."
+    )
+    panels = [_losses(nets)]
+    table = results.yes_layers.ordered("block")
+    if np.isfinite(table.numbers("gap")).any():
+        panels.append(_gaps(results, table, wanted["tolerance"]))
+    if np.isfinite(table.numbers("skipped_best")).any():
+        panels.append(_skipped(results, table))
+    readings = [_verdict(verdict, wanted["tolerance"]), *_shares(verdict), *_others(verdict), *_stones(table)]
+    return Part("yes", "How good the layers could have been", caption, tuple(panels), tuple(readings))
+
+
+def _losses(nets: Columns) -> str:
+    shown = _most_telling(nets)
+    train, test = shown.numbers("train"), shown.numbers("test")
+    labels = [_label(net, role) for net, role in zip(shown.words("net"), shown.words("role"), strict=True)]
+    cut = f", {len(shown)} of {len(nets)} nets" if len(shown) < len(nets) else ""
+    panel = Panel(
+        f"Loss of each net{cut}",
+        linear([*train, *test]),
+        names(labels),
+        x_label="nats per token",
+        height=22 * len(shown),
+        rows=True,
+        keys=[Key("windows of the fit", "blue", "dot"), Key("others", "rust", "ring")],
+    )
+    control = nets.words("role").index("control")
+    panel.level(float(nets.numbers("train")[control]), vertical=True)
+    places = list(range(len(shown)))
+    series = (("train", train, "blue", "dot", "windows of the fit"), ("test", test, "rust", "ring", "others"))
+    for part, values, tone, mark, words in series:
+        spread = np.nan_to_num(shown.numbers(f"{part}_error"))
+        panel.whiskers(places, (values - spread).tolist(), (values + spread).tolist(), tone)
+        tips = [f"{label}, {words}: {number(value)}" for label, value in zip(labels, values, strict=True)]
+        panel.points(values.tolist(), places, tone, mark, tips)
+    return panel.svg("; ".join(f"{label}: {number(value)}" for label, value in zip(labels, train, strict=True)))
+
+
+def _most_telling(nets: Columns) -> Columns:
+    """The model, the controls, YES0, and of the other maps those with the lowest losses."""
+    roles, train = nets.words("role"), nets.numbers("train")
+    always = [place for place, role in enumerate(roles) if role in ("model", "control")]
+    maps = sorted((place for place in range(len(nets)) if place not in always), key=lambda place: train[place])
+    return nets.pick(np.array([*always, *maps[: MOST_ROWS - len(always)]]))
+
+
+def _label(net: str, role: str) -> str:
+    return f"{net.replace('_', ' ')} (reference)" if role == "reference" else net.replace("_", " ")
+
+
+def _gaps(results: Results, table: Columns, tolerance: float) -> str:
+    at, gap, error = table.whole("block"), table.numbers("gap"), np.nan_to_num(table.numbers("gap_error"))
+    y = linear([*(gap - error), *(gap + error)], include=[0.0])
+    panel = block_panel(results, "What the direct map loses by each target", y)
+    panel.level(0.0)
+    panel.whiskers(at, (gap - error).tolist(), (gap + error).tolist(), "blue")
+    tips = [
+        f"output of block {block}: {fixed(value, 4, sign=True)} nats against {other}"
+        for block, value, other in zip(at, gap, table.words("alternative"), strict=True)
+    ]
+    panel.points(at, gap.tolist(), "blue", "dot", tips)
+    return panel.svg("loss of the direct map less the lowest loss of a map that skips the output of each block")
+
+
+def _skipped(results: Results, table: Columns) -> str:
+    at, every, best = table.whole("block"), table.numbers("skipped"), table.numbers("skipped_best")
+    keys = [Key("of the best tenth", "blue", "dot"), Key("of all", "rust", "ring")]
+    panel = block_panel(results, "Share of maps that skip each block's output", linear([0.0, 1.0], include=[0.0, 1.0]), keys)
+    for values, tone, mark, words in ((every, "rust", "ring", "of all maps"), (best, "blue", "dot", "of the best tenth")):
+        panel.line(at, values.tolist(), tone)
+        tips = [f"output of block {block}: skipped by {percent(v, 0)} {words}" for block, v in zip(at, values, strict=True)]
+        panel.points(at, values.tolist(), tone, mark, tips)
+    return panel.svg("share of all maps, and of the best tenth, that fit no block to the output of each block")
+
+
+def _verdict(verdict: Mapping[str, Any], tolerance: float) -> str:
+    text = f"Verdict on the layers, head refitted on both sides: {PROVES[str(verdict['verdict'])]}"
+    if verdict["verdict"] == "none":
+        return text
+    best, words = str(verdict["best"]).replace("_", " "), []
+    for key, where in (("gain", "on the windows of the fit"), ("gain_test", "on others")):
+        words.append(f"{fixed(verdict[key], 4, sign=True)} ± {fixed(verdict[f'{key}_error'], 4)} nats {where}")
+    close = f"differences within {number(tolerance, 2)} standard errors count as none"
+    return f"{text} Over the control the best map ({best}) gains {words[0]}, {words[1]}; {close}."
+
+
+def _shares(verdict: Mapping[str, Any]) -> list[str]:
+    """How much of what is gained over the model is the head's doing."""
+    if "gain" not in verdict:
+        return []
+    head = verdict["share_of_head"]
+    apart, own = (fixed(value, 4, sign=True) for value in (head + verdict["gain"], head))
+    text = f"Of {apart} nats between the model as it is and that map, {own} are the head's alone"
+    with_head, other = verdict["verdict_with_head"], verdict["verdict_test"]
+    return [f"{text}; with them the light would be {with_head}, on other windows it is {other}."]
+
+
+def _others(verdict: Mapping[str, Any]) -> list[str]:
+    said = []
+    for key, words in (
+        ("reference", "The best net of fewer blocks"),
+        ("model_trained_on", "The model, trained on with the steps of one chain,"),
+        ("shuffled_targets", "The same map with targets of other windows"),
+    ):
+        if f"{key}_train" in verdict:
+            name = f" ({str(verdict[key]).replace('_', ' ')}, not a bound)" if key in verdict else ""
+            train, test = number(verdict[f"{key}_train"]), number(verdict[f"{key}_test"])
+            said.append(f"{words}{name} has a loss of {train} on the windows of the fit and {test} on others.")
+    return said
+
+
+def _stones(table: Columns) -> list[str]:
+    stones = table.words("stepping_stone")
+    if not any(stones):
+        return []
+    poor = [block for block, stone in zip(table.whole("block"), stones, strict=True) if stone == "poor"]
+    if not poor:
+        inner = counted(len(stones), "inner boundary", "inner boundaries")
+        return [f"None of {inner} is a poor stepping stone: skipping it gains nothing."]
+    return [f"Poor stepping stones, better skipped than aimed at: the output of {spelled_blocks(poor)}."]

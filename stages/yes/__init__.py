@@ -1,0 +1,65 @@
+"""yes: concrete layer-wise solutions beside the model, each fitted to the model's own streams; how good could each layer be?"""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import BaseModel, Field, field_validator, model_validator
+
+from stages.decoder.compute import Compute
+from stages.decoder.grids import LowBit
+
+NAMES = re.compile(r"direct|all_last|first_last|(prefix|stages|skip)_[1-9]\d*|without_\d+|[1-9]\d*(-[1-9]\d*)*")
+FORMS = "direct, all_last, first_last, prefix_M, stages_G, skip_K, without_B (a block), or target boundaries as in 1-4-4-4"
+
+
+class Yes(LowBit):
+    """Which references are fitted, on what, how, and what stands beside them; on the grid that the model's weights lie on."""
+
+    maps: Literal["none", "staircases", "families"] | list[str] = "none"
+    initial: Literal["fresh", "checkpoint", "pretrained"] = "fresh"  # where a block's fit starts
+    pretrained: str | None = None  # pretrained: a checkpoint folder with as many blocks
+    windows: int | None = Field(default=None, ge=2)  # calibration windows used, the first ones; None: all
+    held_out: float = Field(default=0.125, gt=0, lt=1)  # share of them that fits stop by
+    test: Literal["evaluation", "held_out", "both"] = "evaluation"
+    test_windows: int | None = Field(default=None, ge=2)  # evaluation windows used, the first ones; None: all
+    error: Literal["token", "pooled"] = "token"
+    optimiser: Literal["adamw", "sgd"] = "adamw"
+    steps: int = Field(default=150, ge=1)  # per block
+    learning_rate: float = Field(default=1e-3, gt=0)
+    batch_tokens: int = Field(default=2048, ge=1)  # per step; unlike compute.batch_tokens it decides results
+    check: int = Field(default=25, ge=1)  # steps between looks at the held-out windows
+    patience: int = Field(default=3, ge=0)  # looks without a gain before a fit stops; 0: never
+    head: Literal["full", "norm"] = "full"  # norm: the final norm alone, which leaves tied embeddings tied
+    head_steps: int = Field(default=100, ge=1)
+    head_learning_rate: float = Field(default=3e-4, gt=0)
+    head_positions: int = Field(default=256, ge=1)  # sampled per step
+    shuffled: bool = False
+    continued: bool = False
+    continued_learning_rate: float = Field(default=1e-4, gt=0)
+    tolerance: float = Field(default=3.0, ge=0)  # standard errors over windows
+    keep: Literal["none", "best"] = "best"
+    seed: int = Field(default=0, ge=0)
+
+    @field_validator("maps")
+    @classmethod
+    def _known(cls, value: str | list[str]) -> str | list[str]:
+        strange = [name for name in value if not NAMES.fullmatch(name)] if isinstance(value, list) else []
+        if strange or value == []:
+            what = f"no map {strange[0]!r}" if strange else "an empty list (none: nothing is fitted)"
+            raise ValueError(f"{what}; allowed: {FORMS}")
+        return value
+
+    @model_validator(mode="after")
+    def _start_has_its_key(self) -> Yes:
+        if self.initial == "pretrained" and not self.pretrained:
+            raise ValueError("initial 'pretrained' needs pretrained to be set")
+        return self
+
+
+class Params(BaseModel):
+    """Sections of params.yaml this stage reads."""
+
+    compute: Compute
+    yes: Yes
