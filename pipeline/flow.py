@@ -27,7 +27,8 @@ STATES: dict[Outcome, str] = {"unchanged": "Cached", "restored": "Restored", "ra
 
 def wire(stage: Callable[..., Handle]) -> None:
     """The whole DAG: `stage(name, *what it waits for)`, once per stage."""
-    model = stage("model")
+    training = stage("training")
+    model = stage("model", training)
     tokens = stage("tokens", model)
     tape = stage("capture", model, tokens)
 

@@ -30,6 +30,7 @@ _ANSWERS: tuple[tuple[re.Pattern[str], Outcome], ...] = (
 _NOISE = re.compile(r"Use `dvc push`|Updating lock file|Data and pipelines are up to date|ERROR: failed to reproduce|> python ")
 
 CORPUS = "data/corpus"
+FETCHED = "data/demo"  # archives that stages keep, so as not to fetch them again
 
 _running: set[subprocess.Popen[str]] = set()
 _stopping = threading.Event()
@@ -90,6 +91,7 @@ def experiment(
     values = [f"--set-param={key}={_hydra(value)}" for key, value in settings.items()]
     text = sorted((root / CORPUS).glob("[!.]*"))  # the user's own, which git does not bring along
     own = [f"--copy-paths={CORPUS}/{one.name}" for one in text if one.name != "README.md"]
+    own += [f"--copy-paths={FETCHED}"] * (root / FETCHED).is_dir()
     return _follow(["exp", "run", "--temp", f"--name={name}", *own, *values, *targets], say, root, environment)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from pipeline.drawing.axes import Axis, fitting, linear, names
+from pipeline.drawing.axes import Axis, finite, fitting, linear, names
 from pipeline.drawing.chart import Key, Panel
 from pipeline.drawing.notation import between, fixed, number
 from pipeline.drawing.style import PAGE, THEME
@@ -31,7 +31,7 @@ def page(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Compariso
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     drawn = [one for one in compared if one.values]
-    panels = [_curve(study, compared) if study.plan.curve else _values(study, outcomes, drawn)] if drawn else []
+    panels = (_curves(study, compared) if study.plan.curve else [_values(study, outcomes, drawn)]) if drawn else []
     if any(one.difference is not None for one in drawn):
         panels.append(_differences(study, outcomes, drawn))
     head, *body = rows(study, compared)
@@ -74,22 +74,37 @@ def _values(study: Study, outcomes: Sequence[Outcome], drawn: Sequence[Compariso
     return panel.svg("; ".join(tips))
 
 
-def _curve(study: Study, compared: Sequence[Comparison]) -> str:
-    """Every measure along the cells, in the study's order; a hole where a cell failed."""
+def _curves(study: Study, compared: Sequence[Comparison]) -> list[str]:
+    """Every measure along the last key varied; a panel for each setting of the other keys, all on one scale."""
+    key = list(study.plan.vary)[-1] if study.plan.vary else ""
+    panels: dict[str, list[Comparison]] = {}
+    for one in compared:
+        others = {name: value for name, value in one.varied.items() if key not in ("", name)}
+        panels.setdefault(label(others), []).append(one)
+    values = [value for one in compared for value in one.values.values()]
+    near_zero = min(values) < (max(values) - min(values)) / 2
+    y = linear(values, include=[0.0] if near_zero else [])
+    title = "Along " + (key or ", ".join(compared[0].varied))
+    return [_curve(study, along, f"{title}: {name}" if name else title, y, key) for name, along in panels.items()]
+
+
+def _curve(study: Study, along: Sequence[Comparison], title: str, y: Axis, key: str) -> str:
+    """Every measure along the cells; a hole where a cell failed; dashed, the least so far of those that ask for it."""
     looks = list(
         zip(study.plan.measures, itertools.cycle([("blue", "dot"), ("rust", "square"), ("green", "diamond"), ("plum", "ring")]))
     )
-    y = linear([value for one in compared for value in one.values.values()], include=[0.0])
     keys = [Key(measure, *look) for measure, look in looks]
-    labels = [label(one.varied) for one in compared]
-    panel = Panel("Along " + ", ".join(compared[0].varied), _places(labels), y, x_label="cell, in the table's order", keys=keys)
-    places = list(range(len(compared)))
+    labels = [label({key: one.varied[key]} if key in one.varied else one.varied) for one in along]
+    panel = Panel(title, _places(labels), y, x_label="cell, in the table's order", keys=keys)
+    places = list(range(len(along)))
     for measure, (tone, mark) in looks:
-        ys = [one.values.get(measure, math.nan) for one in compared]
+        ys = [one.values.get(measure, math.nan) for one in along]
+        if measure in study.plan.least:
+            panel.line(places, [min(finite(ys[: place + 1]), default=math.nan) for place in places], tone, dashed=True)
         panel.line(places, ys, tone)
         tips = [f"{name}: {measure} {number(value)}" for name, value in zip(labels, ys, strict=True)]
         panel.points(places, ys, tone, mark, tips)
-    first = [one.values.get(study.plan.measures[0], math.nan) for one in compared]
+    first = [one.values.get(study.plan.measures[0], math.nan) for one in along]
     return panel.svg("; ".join(f"{name}: {number(value)}" for name, value in zip(labels, first, strict=True)))
 
 

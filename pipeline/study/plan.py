@@ -38,7 +38,8 @@ class Plan(BaseModel):
     result: str  # the file below data/ that a cell is judged by
     measures: list[str] = Field(default=["perplexity"], min_length=1)  # numbers in it; cells are compared by the first
     show: dict[str, str] = {}  # further columns: a key, and the JSON file below data/ that has it
-    curve: bool = False  # the cells are an order (checkpoints of one training run): draw the measures along it
+    curve: bool = False  # the last key varied is an order (checkpoints of one training run): draw the measures along it
+    least: list[str] = []  # with curve: measures whose least value so far is drawn too (bounds that stay once they are found)
     fixed: dict[str, Any] = {}
     vary: dict[str, list[Any]] = {}  # every combination is a cell
     cells: list[dict[str, Any]] = []  # further cells, spelled out
@@ -152,6 +153,9 @@ def _check_plan(plan: Plan, path: Path, root: Path) -> None:
         back = {(end, start) for start, end in edges(graph)}
         if not file.endswith(".json") or not makes or makes[0] not in descendants(plan.stages, back):
             raise StudyError(f"{path}: show.{key}: none of the stages that run writes a JSON file data/{file}")
+    stray = [measure for measure in plan.least if measure not in plan.measures or not plan.curve]
+    if stray:
+        raise StudyError(f"{path}: least: {stray[0]} is not drawn; name one of the measures of a study with curve: true")
     if len(plan.seeds) > 1:
         raise StudyError(f"{path}: seeds: one key with its list of values, not {', '.join(plan.seeds)}")
     empty = [f"{group}.{key}" for group in ("vary", "seeds") for key, values in getattr(plan, group).items() if not values]

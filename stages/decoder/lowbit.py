@@ -107,8 +107,12 @@ def train_on_grid(block: nn.Module, matrices: Iterable[Matrix], grid: str) -> No
 
 def settle(block: nn.Module) -> None:
     """End `train_on_grid`: the quantised weights become the block's ordinary parameters, under their ordinary names."""
-    for module in list(block.modules()):
-        for name in list(getattr(module, "parametrizations", {})):
+    for module in [one for one in block.modules() if parametrize.is_parametrized(one)]:
+        # torch takes the weight's property off the module's class, which copies of the module share
+        kind = type(module)
+        own = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
+        module.__class__ = type(kind.__name__, kind.__bases__, own)
+        for name in list(module.parametrizations):  # type: ignore[arg-type]
             parametrize.remove_parametrizations(module, name, leave_parametrized=True)
 
 

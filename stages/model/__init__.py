@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from pydantic import BaseModel, model_validator
 
-from pipeline.params import Section
+from stages.decoder.grids import LowBit
 
 
-class Model(Section):
-    """Where the model comes from."""
+class Model(LowBit):
+    """Where the model comes from, and which of its weights are quantised (`grid`, `matrices`)."""
 
-    source: Literal["demo", "folder", "gguf", "hub"] = "demo"
+    source: Literal["demo", "folder", "gguf", "hub", "scratch"] = "demo"
     path: str | None = None  # folder: a checkpoint folder; gguf: a .gguf file
     repository: str | None = None  # hub: owner/name
     revision: str = "main"  # hub: branch, tag or commit; the commit it meant is recorded
+    checkpoint: int | Literal["last"] = "last"  # scratch: one of training.checkpoints
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"  # gguf and demo: what dequantised weights are saved as
     trust_remote_code: bool = False
 
@@ -31,3 +33,17 @@ class Params(BaseModel):
     """Sections of params.yaml this stage reads."""
 
     model: Model
+
+
+def check_with_others(sections: Mapping[str, Any]) -> None:
+    """Raise ValueError if a checkpoint is asked for that no training keeps, or is to be quantised a second time."""
+    model, training = sections["model"], sections["training"]
+    if model.source != "scratch":
+        return
+    if training.method == "none":
+        raise ValueError("model.source = 'scratch': nothing is trained; set training.method")
+    if model.checkpoint != "last" and model.checkpoint not in training.checkpoints:
+        kept = ", ".join(map(str, sorted(training.checkpoints)))
+        raise ValueError(f"model.checkpoint = {model.checkpoint}: not kept; training.checkpoints has {kept}")
+    if model.grid != "none" and training.grid != "none":
+        raise ValueError(f"model.grid = '{model.grid}': this model is trained with training.grid = '{training.grid}' already")

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pipeline.artifacts import write_json
+from pipeline.artifacts import read_json, write_json
 from pipeline.console import say
 from pipeline.files import Files
 from pipeline.packages import fetch
@@ -21,6 +21,7 @@ from stages.model.demo import SMOLLM2
 from stages.model.folder import checkpoint_files, pin_files
 from stages.model.gguf import convert_gguf
 from stages.model.hub import fetch_snapshot
+from stages.model.lowbit import quantise_checkpoint
 
 
 def run(params: Params, inputs: Files, outputs: Files) -> None:
@@ -29,8 +30,13 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     with whole_folder(out) as folder:
         where = SOURCES[model.source](model, out.parent, folder)
         checkpoint = where.pop("at")
-        pins = pin_files(checkpoint_files(checkpoint, model.trust_remote_code))
-        manifest = {**where, "source": model.source, "trust_remote_code": model.trust_remote_code, "files": pins}
+        files = checkpoint_files(checkpoint, model.trust_remote_code)
+        if model.grid != "none":
+            check_checkpoint(Checkpoint(checkpoint, model.trust_remote_code))
+            quantise_checkpoint(checkpoint, files, folder, model)
+            where = {"folder": ".", "grid": model.grid, "matrices": model.matrices}
+            files = [folder / path.name for path in files]
+        manifest = {**where, "source": model.source, "trust_remote_code": model.trust_remote_code, "files": pin_files(files)}
         write_json(folder / MANIFEST, manifest)
         say(check_checkpoint(Checkpoint(folder)))
 
@@ -65,11 +71,21 @@ def from_hub(model: Model, data: Path, folder: Path) -> dict[str, Any]:
     return {"at": snapshot, "repository": model.repository, "commit": snapshot.name}
 
 
+def from_scratch(model: Model, data: Path, folder: Path) -> dict[str, Any]:
+    """A checkpoint of stage `training`, copied; the manifest says which of its matrices are of few bits."""
+    about = read_json(data / "training" / "training.json")
+    epoch = about["checkpoints"][-1] if model.checkpoint == "last" else model.checkpoint
+    shutil.copytree(data / "training" / f"epoch-{epoch:04d}", folder, dirs_exist_ok=True)
+    low = {key: about[key] for key in ("grid", "matrices")} if about["grid"] != "none" else {}
+    return {"at": folder, "folder": ".", **low}
+
+
 SOURCES: dict[str, Callable[[Model, Path, Path], dict[str, Any]]] = {
     "demo": from_demo,
     "gguf": from_gguf,
     "folder": from_folder,
     "hub": from_hub,
+    "scratch": from_scratch,
 }
 
 

@@ -19,6 +19,7 @@ class Params(BaseModel):
     """Sections of params.yaml this stage reads: its own, and all others as plain values, to print them."""
 
     report: Report
+    training: dict[str, Any]
     compute: dict[str, Any]
     model: dict[str, Any]
     tokens: dict[str, Any]

@@ -193,6 +193,21 @@ def test_a_step_moves_the_full_weights_and_the_block_computes_with_quantised_one
     assert len(grads) == len(matrices) and all(grad is not None and grad.abs().sum() > 0 for grad in grads)
 
 
+def test_a_copy_that_is_settled_leaves_the_original_in_training() -> None:
+    block = blocks_of("llama")[0]
+    (matrices,) = choose_matrices([block], ["mlp.*"])
+    train_on_grid(block, matrices, "ternary")
+    mlp: Any = block.get_submodule("mlp")
+    x = torch.randn(2, 32, generator=torch.Generator().manual_seed(0))
+    before, full = mlp(x), {name: value.clone() for name, value in block.state_dict().items()}
+    settle(settled := copy.deepcopy(block))
+    assert torch.equal(settled.get_submodule("mlp")(x), before) and torch.equal(mlp(x), before)
+    assert all(torch.equal(value, full[name]) for name, value in block.state_dict().items())
+    assert not any("parametrizations" in name for name in settled.state_dict())
+    settle(block)
+    assert torch.equal(mlp(x), before)
+
+
 def test_some_experts_alone() -> None:
     block = blocks_of("mixtral")[0]
     (matrices,) = choose_matrices([block], ["mlp.experts.down_proj.2"])

@@ -58,6 +58,8 @@ def test_cells_are_every_combination_with_every_seed(tmp_path: Path) -> None:
     ("changes", "says"),
     [
         ({"colour": 1}, ("one.yaml", "colour", "allowed", "question")),
+        ({"least": ["other"], "curve": True}, ("one.yaml", "least: other is not drawn")),
+        ({"least": ["perplexity"]}, ("one.yaml", "least: perplexity is not drawn")),
         ({"question": None}, ("question", "missing")),
         ({"stages": ["evaluate"]}, ("stages", "'evaluate'", "evaluation@masked")),
         ({"result": "evaluation/dense.json"}, ("result", "evaluation@dense")),
@@ -202,6 +204,23 @@ def test_a_curve_has_a_hole_where_a_cell_failed() -> None:
     assert all(f">{name}</text>" in drawn for name in plan.vary["m"])
 
 
+def test_a_curve_has_a_panel_for_each_setting_of_the_other_keys_and_a_line_for_the_least_so_far() -> None:
+    vary = {"kind": ["full", "low"], "epoch": [1, 2, 3]}
+    plan = Plan(question="q", stages=["s"], result="r", measures=["loss", "bound"], least=["bound"], curve=True, vary=vary)
+    cells = [Cell(f"{kind}-{epoch}", {}, {"kind": kind, "epoch": epoch}, None) for kind in vary["kind"] for epoch in (1, 2, 3)]
+    outcomes = [
+        Outcome(cell, {"loss": 9.0, "bound": bound}) for cell, bound in zip(cells, (7, 8, 6, 7, 8, 8), strict=True) if bound
+    ]
+    study = Study("one", plan, tuple(cells))
+    drawn = page(study, outcomes, compare(study, outcomes))
+    assert drawn.count("Along epoch: full") == drawn.count("Along epoch: low") == 1
+    places = [re.findall(r"[ML]([\d.]+) ([\d.]+)", path) for path in re.findall(r'class="line rust dashed" d="([^"]+)"', drawn)]
+    assert len(places) == 2
+    heights = [[float(y) for _, y in one] for one in places]
+    assert heights[0][0] == heights[0][1] < heights[0][2] and heights[1] == [heights[0][0]] * 3, "7 7 6 and 7 7 7, downward"
+    assert 'text-anchor="end">0</text>' not in drawn, "no zero where values are far from it"
+
+
 def test_what_the_plan_shows_is_a_column() -> None:
     plan = Plan(question="q", stages=["s"], result="r", vary={"m": ["a", "b"]}, show={"removed": "removal.json"})
     made = [(name, seed, [seed, 3] if name == "b" else [7]) for name in ("a", "b") for seed in (0, 1)]
@@ -244,7 +263,7 @@ def test_a_study_runs_shared_stages_once_and_again_finds_everything(toy: Path) -
     first = run(toy, "pipeline", "study", "one", "--workers", "2")
     assert first.returncode == 0, first.stdout + first.stderr
     lines = [line for line in first.stdout.splitlines() if line.startswith("[")]
-    assert "ran model, tokens" in lines[0] and "(ran masking, evaluation@masked)" in lines[1]
+    assert "ran training, model, tokens" in lines[0] and "(ran masking, evaluation@masked)" in lines[1]
     table = pd.read_csv(toy / "data/studies/one.csv")
     assert list(table.cell) == ["wanda", "magnitude"] and table.perplexity[0] != table.perplexity[1]
     summary = json.loads((toy / "data/studies/one.json").read_text())
