@@ -172,7 +172,7 @@ def test_a_stage_that_leaves_an_output_out(run: Run, monkeypatch: pytest.MonkeyP
 
 def test_an_unknown_stage(run: Run) -> None:
     status, said = run("removl")
-    assert status == 1 and said.startswith("removl: dvc.yaml: no stage 'removl'; there are model, tokens, ")
+    assert status == 1 and said.startswith("removl: dvc.yaml: no stage 'removl'; there are training, model, tokens, ")
 
 
 def test_usage(capsys: pytest.CaptureFixture[str]) -> None:
