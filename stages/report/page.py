@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from markupsafe import Markup
 from pipeline.artifacts import human_bytes
 from pipeline.drawing.notation import between, counted, fixed, number, percent, plain, whole
 from pipeline.drawing.style import PAGE, THEME
+from stages.report.answers import Score, compare_answers
 from stages.report.comparison import Difference, Variant, by_protocol, conflicts, paired_difference
 from stages.report.headline import deeds, outcome
 from stages.report.results import Results
@@ -26,6 +27,7 @@ from stages.report.sections.redundancy import redundancy
 from stages.report.sections.removal import removal
 from stages.report.sections.sparsity import sparsity
 from stages.report.sections.yes import yes
+from stages.report.sections.zeroshot import zeroshot
 from stages.report.settings import settings
 
 HERE = Path(__file__).parent
@@ -36,7 +38,9 @@ WHAT = {
     "compressed": "all of it, read back from the export",
 }
 PROTOCOL = {
+    "contract": "Contract",
     "corpus": "Corpus",
+    "split": "Split",
     "length": "Window length, tokens",
     "stride": "Stride, tokens",
     "windows": "Windows",
@@ -44,6 +48,11 @@ PROTOCOL = {
     "tokens_scored": "Tokens scored",
     "special_tokens": "Special tokens",
     "separator": "Separator",
+    "join": "Documents joined by",
+    "blank_documents": "Blank documents",
+    "words": "Words of the text",
+    "rest": "What fills no window",
+    "overlap": "Overlap of windows",
     "dtype": "Precision",
     "corpus_documents": "Documents in the corpus",
     "corpus_tokens": "Tokens in the corpus",
@@ -85,10 +94,12 @@ class Comparison:
     groups: list[list[Variant]]
     differences: dict[str, Difference]
     recovery: Difference | None
+    scores: list[Score]  # on tasks
 
 
-def compare(variants: Mapping[str, Variant], resamples: int, seed: int) -> Comparison:
+def compare(results: Results, resamples: int, seed: int) -> Comparison:
     """Pair every variant of the dense model's protocol with dense, and compressed with removed."""
+    variants = results.variants
     groups = by_protocol(list(variants.values()))
     peers = {one.name: one for one in groups[0]}
     dense = variants["dense"]
@@ -98,7 +109,8 @@ def compare(variants: Mapping[str, Variant], resamples: int, seed: int) -> Compa
 
     differences = {name: pair(one, dense) for name, one in peers.items() if name != "dense"}
     both = "compressed" in peers and "removed" in peers
-    return Comparison(groups, differences, pair(peers["compressed"], peers["removed"]) if both else None)
+    recovery = pair(peers["compressed"], peers["removed"]) if both else None
+    return Comparison(groups, differences, recovery, compare_answers(results.answers, dense.confidence))
 
 
 def parts(results: Results, comparison: Comparison, params: dict[str, Any]) -> list[Part]:
@@ -107,6 +119,7 @@ def parts(results: Results, comparison: Comparison, params: dict[str, Any]) -> l
     recovery = comparison.recovery if results.removed else None
     return [
         perplexity(comparison.groups[0], comparison.differences, recovery, left_out),
+        *([zeroshot(comparison.scores, results.variants["dense"].confidence)] if comparison.scores else []),
         sparsity(results, params),
         masks(results, params),
         redundancy(results, params),
@@ -185,6 +198,7 @@ def _notes(results: Results) -> list[str]:
     zeros = f"Zeros do not make a dense checkpoint smaller or faster{same}. Only missing blocks do. Bytes count every weight."
     sparse = "Sparsity is counted in the weights themselves: zeros among the prunable matrices of the blocks"
     draws = f"Intervals come from resampling {counted(len(dense.windows), 'window')} as if each were drawn on its own"
+    tasks = "" if results.answers else "accuracy on tasks, for "
     papers = "Methods follow public descriptions of published work. No number is claimed to equal a paper's"
     return [
         zeros,
@@ -192,5 +206,5 @@ def _notes(results: Results) -> list[str]:
         f"{draws}. Windows of one article are not, so the true uncertainty is larger.",
         "Nothing here speaks of other text, other calibration samples or other models.",
         f"{papers}: those rest on other models, text and protocols.",
-        "Perplexity measures one thing. It does not stand for accuracy on tasks, for long contexts or for generated text.",
+        f"Perplexity measures one thing. It does not stand for {tasks}long contexts or for generated text.",
     ]

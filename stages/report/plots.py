@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pandas as pd
 
 from pipeline.drawing.notation import spans
+from stages.report.answers import Score
 from stages.report.columns import Columns, Floats
+from stages.report.comparison import digest
 from stages.report.results import Results
 
 
-def plot_tables(results: Results) -> dict[str, pd.DataFrame]:
-    """File name -> table. Every file is always there; one without anything to draw has its header only."""
+def plot_tables(results: Results, comparable: Sequence[str], scores: Sequence[Score]) -> dict[str, pd.DataFrame]:
+    """File name -> table. Every file is always there; one without anything to draw has its header only.
+
+    `comparable`: the variants of the dense model's protocol; only these stand in one picture.
+    """
     blocks, shares = per_block_sparsity(results.allocation)
     influence = results.influence.ordered("block")
     variants = [
         {"variant": name, "perplexity": one.perplexity, "low": one.low, "high": one.high}
         for name, one in results.variants.items()
+        if name in comparable
     ]
     return {
         "perplexity.csv": pd.DataFrame(variants),
@@ -25,7 +33,23 @@ def plot_tables(results: Results) -> dict[str, pd.DataFrame]:
         "influence.csv": pd.DataFrame({"block": influence.whole("block"), "influence": influence.numbers("influence")}),
         "ghost.csv": _ghost(results.ghost.ordered("start")),
         "peeling.csv": _peeling(results.peeling),
+        "zeroshot.csv": _zeroshot(scores),
     }
+
+
+def _zeroshot(scores: Sequence[Score]) -> pd.DataFrame:
+    """A row per variant, task and measure; `answers` is a label, `contract` a word that is equal for equal contracts."""
+    columns = ["answers", "task", "measure", "variant", "accuracy", "error", "low", "high", "examples", "lost", "gained", "p"]
+    rows = [
+        [
+            f"{one.task}, {one.variant}" + (", normalised" if one.measure == "normalised" else ""),
+            *(one.task, one.measure, one.variant, one.share, one.error, one.low, one.high, one.examples),
+            *(one.lost, one.gained, one.p, digest(one.contract)),
+        ]
+        for one in scores
+    ]
+    table = pd.DataFrame(rows, columns=[*columns, "contract"])
+    return table.astype({"lost": "Int64", "gained": "Int64"})
 
 
 def per_block_sparsity(allocation: Columns) -> tuple[list[int], Floats]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.artifacts import ArtifactError, producer, read_json, read_table
 from pipeline.drawing.notation import MISSING, plain, runs
+from stages.report.answers import Answers, read_answers
 from stages.report.columns import Columns, Floats
 from stages.report.comparison import Variant
 
@@ -40,6 +41,7 @@ class Results:
     removed: tuple[int, ...]
     removal_method: str
     orders: Mapping[str, list[tuple[int, float]]]  # criterion -> blocks and scores, the first to go first
+    answers: tuple[Answers, ...]  # of the tasks that were measured, if any
 
     @property
     def blocks(self) -> int:
@@ -76,6 +78,9 @@ def read_results(files: Mapping[str, Path]) -> Results:
         removed=tuple(sorted(removal["removed"])),
         removal_method=str(scores["method"]),
         orders={name: [(int(block), float(score)) for block, score in order] for name, order in scores["order"].items()},
+        answers=tuple(
+            one for name in VARIANTS for one in read_answers(name, files[f"zeroshot/{name}.json"], files[f"zeroshot/{name}.csv"])
+        ),
     )
     beyond = [index for index in results.removed if not 0 <= index < results.blocks]
     if beyond:

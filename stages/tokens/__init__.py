@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import BaseModel, Field, model_validator
 
 from stages.corpus.section import Text
+from stages.tokens.contract import READY, Contract, Name
 
 
 class Tokens(Text):
@@ -21,6 +22,8 @@ class Tokens(Text):
     sampling: Literal["random", "first"] = "random"
     seed: int = Field(default=0, ge=0)
     special_tokens: Literal["none", "window", "document"] = "none"  # where the tokenizer's BOS goes
+    contract: Name = "ours"  # what is scored of the evaluation text; ours: as the keys above say, windows end to end
+    custom: Contract = Contract()
 
     @model_validator(mode="after")
     def _pool_holds_the_windows(self) -> Tokens:
@@ -28,6 +31,20 @@ class Tokens(Text):
             if getattr(self, name) * self.length > self.pool:
                 raise ValueError(f"{name} x length = {getattr(self, name) * self.length} tokens are more than pool = {self.pool}")
         return self
+
+    def evaluation_contract(self) -> Contract:
+        """The contract that `contract` names."""
+        if self.contract == "custom":
+            return self.custom
+        if self.contract != "ours":
+            return READY[self.contract]
+        return Contract(
+            window=self.length,
+            stride=self.length - (self.special_tokens == "window"),
+            special_tokens=self.special_tokens,
+            separator=self.separator,
+            windows=self.evaluation_windows,
+        )
 
 
 class Params(BaseModel):

@@ -58,3 +58,11 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     covered = np.mean([low <= 5.0 <= high for low, high in intervals])
     assert 0.84 <= covered <= 0.94
     assert np.mean([high - low for low, high in intervals]) == pytest.approx(2 * 1.645 * 2.0 / 60**0.5, rel=0.05)
+
+
+def test_windows_weigh_by_their_tokens() -> None:
+    """A window of three tokens among windows of one counts three times in each resample."""
+    values, weights = np.array([0.0, 4.0, 0.0]), np.array([1.0, 3.0, 1.0]) / (5 / 3)
+    drawn = np.random.default_rng(0).integers(0, 3, (4000, 3))
+    means = [float(np.average(values[row], weights=weights[row])) for row in drawn]
+    assert mean_interval(values, 0.5, 4000, 0, weights) == pytest.approx(np.quantile(means, [0.25, 0.75]))

@@ -15,6 +15,8 @@ from safetensors.torch import load_file, save_file
 from pipeline.artifacts import ArtifactError
 from pipeline.tensors import write_tensors
 from stages.evaluation import run as stage
+from stages.tokens.contract import Contract
+from stages.tokens.slide import slide
 from tests.plain import blocks_of, plain_losses, plain_variant, read_masks
 from tests.project import Project
 from tests.stages.conftest import Finished
@@ -143,3 +145,50 @@ def test_every_variant_of_an_untouched_model_is_the_model(tmp_path: Path) -> Non
     project.run_until("evaluation@compressed", allocation={"sparsity": 0.0}, removal={"method": "none"})
     results = [stored(project, variant) for variant in VARIANTS]
     assert all(result | {"variant": ""} == results[0] | {"variant": ""} for result in results)
+
+
+@pytest.mark.parametrize("overlap", ["new", "published"])
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_overlapping_windows_against_a_loop(family: str, overlap: Any, tmp_path: Path) -> None:
+    """Window after window through the plain model, unpadded, scoring what no earlier window had."""
+    project = Project(tmp_path, family, blocks=2)
+    ids = torch.randint(3, 96, (43,), generator=torch.Generator().manual_seed(5), dtype=torch.int32)
+    contract = Contract(window=16, stride=6, rest="kept", overlap=overlap)
+    windows, scored = slide(ids.numpy(), contract)
+    tensors = {"evaluation": windows, "scored": scored.astype(np.uint8), "calibration": windows}
+    write_tensors(
+        project.data / "tokens.safetensors",
+        {name: torch.from_numpy(array) for name, array in tensors.items()},
+        {"evaluation": {"corpus": "random", **contract.terms()}},
+    )
+    losses, seen = [], 0
+    for begin in range(0, 43, 6):
+        end = min(begin + 16, 43)
+        logits = project.model(ids[None, begin:end].long()).logits[0].log_softmax(-1).detach()
+        new = range(max(seen, begin + 1) + (overlap == "published" and begin > 0), end)
+        losses.append([-float(logits[place - begin - 1, ids[place]]) for place in new])
+        seen = end
+        if end == 43:
+            break
+    result = evaluate(project, "dense")
+    every = [loss for some in losses for loss in some]
+    np.testing.assert_allclose(result["windows"], [np.mean(some) for some in losses], rtol=1e-5)
+    assert result["tokens"] == len(every) == 42 - (overlap == "published") * (len(losses) - 1)
+    assert result["loss"] == pytest.approx(np.mean(every), rel=1e-5), "over tokens, not over windows"
+    assert result["perplexity"] == pytest.approx(math.exp(np.mean(every)), rel=1e-5)
+    assert result["interval"][0] < result["perplexity"] < result["interval"][1]
+    assert (result["contract"]["stride"], result["contract"]["length"]) == (6, 16)
+    assert "scored_per_window" not in result["contract"]
+
+
+@pytest.mark.parametrize("wrong", ["shape", "first", "none"])
+def test_scored_tokens_that_cannot_be(wrong: str, copied: Finished) -> None:
+    project = copied("llama")
+    tensors = load_file(project.data / "tokens.safetensors")
+    scored = torch.ones((4, 16), dtype=torch.uint8)
+    scored[:, 0] = wrong == "first"
+    scored[2] *= wrong != "none"
+    tensors["scored"] = scored[:, :5].contiguous() if wrong == "shape" else scored
+    write_tensors(project.data / "tokens.safetensors", tensors)
+    with pytest.raises(ArtifactError, match=r"tokens\.safetensors: 'scored' .* does not say which tokens of \(4, 16\)"):
+        evaluate(project, "dense")

