@@ -22,6 +22,7 @@ class Yes(LowBit):
     pretrained: str | None = None  # pretrained: a checkpoint folder with as many blocks
     windows: int | None = Field(default=None, ge=2)  # calibration windows used, the first ones; None: all
     held_out: float = Field(default=0.125, gt=0, lt=1)  # share of them that fits stop by
+    scored: int | None = Field(default=None, ge=2)  # of the windows of the fit: those that losses are taken on; None: all
     test: Literal["evaluation", "held_out", "both"] = "evaluation"
     test_windows: int | None = Field(default=None, ge=2)  # evaluation windows used, the first ones; None: all
     error: Literal["token", "pooled"] = "token"

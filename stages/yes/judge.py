@@ -66,11 +66,9 @@ class Judge:
 
     def net(self, name: str, final: Stream, head: Weights, role: str, targets: Map, steps: int) -> Net:
         """The losses under a given head."""
-        test = self.parts.test(self.wanted.test)
+        both = self.parts.train(self.wanted.scored), self.parts.test(self.wanted.test)
         with self.decoder.trunk(head=True):
-            train, other = (
-                window_losses(self.decoder, head, final, self.ids, windows, name) for windows in (range(self.parts.fit), test)
-            )
+            train, other = (window_losses(self.decoder, head, final, self.ids, windows, name) for windows in both)
         net = Net(name, role, targets, train, other, steps)
         say(f"{name}: loss {net.train.mean():.4f} on the windows of the fit, {net.test.mean():.4f} on others")
         return net

@@ -31,6 +31,11 @@ class Parts:
         """All windows of a stream."""
         return self.calibration + self.evaluation
 
+    def train(self, scored: int | None) -> list[int]:
+        """So many windows of the fit, evenly spread; None: all."""
+        count = min(scored or self.fit, self.fit)
+        return [place * self.fit // count for place in range(count)]
+
     def test(self, which: str) -> range:
         """The windows of `yes.test`."""
         first = self.calibration if which == "evaluation" else self.fit

@@ -94,6 +94,14 @@ def test_all_staircases_with_every_control(fresh: Project) -> None:
     assert not (fresh.data / ".yes").exists(), "nothing is left behind"
 
 
+def test_losses_may_be_taken_on_some_of_the_windows(fresh: Project) -> None:
+    every, some = solve(fresh, maps=["direct"]), solve(fresh, maps=["direct"], scored=2)
+    losses = load_file(fresh.data / "yes.safetensors")["train"]
+    own = plain_losses(fresh.model, fresh, "calibration")
+    assert losses[0].tolist() == pytest.approx([own[0], own[2]], rel=1e-5), "of five windows the first and the middle one"
+    assert some.test.tolist() == every.test.tolist() and some.head_steps.tolist() == every.head_steps.tolist()
+
+
 def test_what_maps_share_gives_what_separate_fits_give(fresh: Project) -> None:
     together = solve(fresh, maps=["1-2-3", "1-3-3", "1-3", "3-3-3"])
     for name in together.index[2:]:
