@@ -42,8 +42,9 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     if params.yes.maps == "none":
         write_nothing(outputs)
         return
-    wanted, compute = params.yes, params.compute
+    compute = params.compute
     decoder = Decoder(inputs["model"], compute.resolve_dtype(), compute.resolve_device())
+    wanted = _as_monitored(params.yes, decoder)
     tape, tokens = Tape(inputs["tape.safetensors"]), TensorFile(inputs["tokens.safetensors"])
     tape.check_model(len(decoder), decoder.width)
     ids, parts = _windows(tape, tokens, decoder, wanted)
@@ -98,6 +99,15 @@ def _windows(tape: Tape, tokens: TensorFile, decoder: Decoder, wanted: Yes) -> t
             "params.yaml: yes.test: held_out needs no evaluation windows"
         )
     return torch.cat([calibration[:used], evaluation]), Parts(fit, used - fit, len(evaluation))
+
+
+def _as_monitored(wanted: Yes, decoder: Decoder) -> Yes:
+    """`wanted` with the grid that stage `model` knows the weights to lie on, where the section names none."""
+    known = {key: decoder.checkpoint.manifest[key] for key in ("grid", "matrices") if key in decoder.checkpoint.manifest}
+    if wanted.grid != "none" or not known:
+        return wanted
+    say(f"references on the grid of the model: {known['grid']}, {', '.join(known['matrices'])}")
+    return wanted.model_copy(update=known)
 
 
 def _source(wanted: Yes, model: Path, decoder: Decoder) -> Decoder | None:

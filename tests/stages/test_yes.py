@@ -203,6 +203,16 @@ def test_references_obey_the_grid(grid: str, fresh: Project) -> None:
         solve(fresh, maps=["direct"], grid=grid, matrices=["attention"])
 
 
+def test_the_grid_that_stage_model_knows_of_is_the_references(fresh: Project) -> None:
+    solve(fresh, maps=["first_last"], grid="ternary", matrices=["mlp.*"])
+    asked = (fresh.data / "yes_best/model.safetensors").read_bytes()
+    (fresh.data / "model/manifest.json").write_text(json.dumps({"folder": ".", "grid": "ternary", "matrices": ["mlp.*"]}))
+    solve(fresh, maps=["first_last"], grid="none", matrices=["*"])
+    assert (fresh.data / "yes_best/model.safetensors").read_bytes() == asked
+    solve(fresh, maps=["first_last"], grid="binary", matrices=["*"])
+    assert (fresh.data / "yes_best/model.safetensors").read_bytes() != asked, "a grid that is asked for goes first"
+
+
 def test_started_from_the_checkpoint_direct_is_the_model(fresh: Project) -> None:
     table = solve(fresh, maps=["direct"], initial="checkpoint", learning_rate=1e-9)
     assert pd.read_csv(fresh.data / "yes_blocks.csv").heldout_error.max() < 1e-9
