@@ -95,17 +95,16 @@ def _compare(measures: Sequence[str], group: list[Outcome], base: list[Outcome],
 
 
 def _shown(values: Sequence[Any]) -> str:
-    texts = [
-        " ".join(map(str, value))
-        if isinstance(value, list)
-        else ""
-        if value is None
-        else f"{value:.4f}"
-        if isinstance(value, float)
-        else str(value)
-        for value in values
-    ]
+    texts = [_text(value) for value in values]
     return " / ".join(texts if len(set(texts)) > 1 else texts[:1])
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return "" if value is None else str(value)
 
 
 def _tests(differences: np.ndarray) -> dict[str, Any]:
