@@ -1,4 +1,4 @@
-"""`python -m pipeline run | study | ui | table | verify`."""
+"""`python -m pipeline run | study | ui | serve | table | verify`."""
 
 from __future__ import annotations
 
@@ -35,11 +35,16 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(action=_run)
     study = commands.add_parser("study", help="run studies/NAME.yaml: many settings, one table")
     study.add_argument("name", metavar="NAME", help="a file in studies/, without .yaml")
-    study.add_argument("--workers", type=_at_least_one, default=1, metavar="N", help="cells side by side (default 1)")
+    where = study.add_mutually_exclusive_group()
+    where.add_argument("--workers", type=_at_least_one, default=1, metavar="N", help="cells side by side here (default 1)")
+    where.add_argument("--address", metavar="tcp://HOST:PORT", help="of a Dask scheduler whose workers run the cells")
+    study.add_argument("--remote", metavar="NAME", help="with --address: the DVC remote that results go by (default: DVC's)")
     study.set_defaults(action=_study)
     ui = commands.add_parser("ui", help="start a Prefect server for this project on this machine")
     ui.add_argument("--port", type=int, default=4200)
     ui.set_defaults(action=_ui)
+    serve = commands.add_parser("serve", help="put a button into the Prefect UI that runs the stages in this folder")
+    serve.set_defaults(action=_serve)
     table = commands.add_parser("table", help="print what was measured, and where the report is")
     table.set_defaults(action=_table)
     verify = commands.add_parser("verify", help="drop cached files that something has damaged; dvc repro makes them anew")
@@ -72,10 +77,10 @@ def _run(options: argparse.Namespace) -> None:
 
 
 def _study(options: argparse.Namespace) -> None:
-    from pipeline.study import run_study
+    from pipeline.study.running import run_study
 
     _stop_on_signals()
-    print(run_study(options.name, options.workers))
+    print(run_study(options.name, options.workers, options.address, options.remote))
 
 
 def _stop_on_signals() -> None:
@@ -94,6 +99,12 @@ def _ui(options: argparse.Namespace) -> None:
     from pipeline.server import serve
 
     serve(options.port)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    from pipeline.serving import serve
+
+    serve()
 
 
 def _table(options: argparse.Namespace) -> None:

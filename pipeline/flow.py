@@ -7,21 +7,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from prefect import State, flow, task
+from prefect import Flow, State, flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import wait
 from prefect.logging import get_run_logger
-from prefect.states import Completed, Failed
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed, Failed
 from prefect.task_runners import ThreadPoolTaskRunner
 
 from pipeline.errors import PalimpsestError
 from pipeline.files import DATA
 from pipeline.graph import read_graph
 from pipeline.link import INSIDE_FLOW, talk
-from pipeline.reproduce import Outcome, StageFailed, changed_stages, descendants, reproduce
+from pipeline.reproduce import Outcome, Say, StageFailed, changed_stages, descendants, reproduce, stop
+from pipeline.trial import Trial
 from pipeline.ui import publish
 
 Handle = TypeVar("Handle")
+WAITING: Any = ThreadPoolTaskRunner(max_workers=64)  # tasks that wait cost nothing; who works is limited elsewhere
 STATES: dict[Outcome, str] = {"unchanged": "Cached", "restored": "Restored", "ran": "Completed"}
 
 
@@ -98,46 +101,10 @@ def run_flow(targets: Sequence[str] = (), force: bool = False, jobs: int = 2) ->
     names = upstream(targets)
     done: dict[str, Outcome] = {}
     failed: dict[str, StageFailed] = {}
-    slots = threading.Semaphore(jobs)
-    touched = set(names) if force else descendants(changed_stages(), flow_edges())
-    outputs = {name: [Path(DATA) / path for path in node.writes] for name, node in read_graph().items()}
-
-    @task(cache_policy=NO_CACHE, persist_result=False)
-    def run_stage(name: str, force: bool, surely_unchanged: bool) -> State[Any]:
-        tell = _teller(name)
-        try:
-            if not surely_unchanged:
-                with slots:
-                    done.update(reproduce([name], force=force, single=True, say=tell, environment={INSIDE_FLOW: "1"}))
-            else:
-                tell(f"Stage '{name}' didn't change, skipping")
-            outcome = done.setdefault(name, "unchanged")
-        except StageFailed as error:
-            failed[name] = error
-            return Failed(message=str(error))
-        talk(lambda: publish(outputs[name]))
-        return Completed(name=STATES[outcome], message=f"DVC: {outcome}")
-
-    workers: Any = ThreadPoolTaskRunner(max_workers=len(names))  # waiting ones cost nothing; `slots` limits those that work
-
-    @flow(name="palimpsest", persist_result=False, task_runner=workers)
-    def palimpsest(targets: list[str], force: bool) -> State[Any]:
-        futures: dict[str, Any] = {}
-
-        def submit(name: str, *after: Any) -> Any:
-            if name in names:
-                submit_one: Any = run_stage.with_options(name=name, task_run_name=name).submit
-                futures[name] = submit_one(name, force, name not in touched, wait_for=[future for future in after if future])
-            return futures.get(name)
-
-        wire(submit)
-        wait(list(futures.values()))
-        return Failed(message=_summary(failed)) if failed else Completed(message=_count(done))
-
     trouble = ""
     try:
-        show: Any = palimpsest
-        show(list(targets), force, return_state=True)
+        show: Any = make_flow(done, failed)
+        show(targets=list(targets), force=force, jobs=jobs, return_state=True)
     except Exception as error:  # Prefect's, for the stages' own are in `failed`
         trouble = f"{type(error).__name__}: {error}".splitlines()[0]
     if failed:
@@ -147,6 +114,90 @@ def run_flow(targets: Sequence[str] = (), force: bool = False, jobs: int = 2) ->
         print(f"Warning: the run goes on without Prefect ({trouble or 'it gave up'}).", flush=True)
         done.update(reproduce(left, force=force, single=True))
     return done
+
+
+def make_flow(done: dict[str, Outcome], failed: dict[str, StageFailed]) -> Flow[..., Any]:
+    """The flow; what becomes of each stage is noted in `done` or `failed` as it goes."""
+
+    @flow(name="palimpsest", persist_result=False, task_runner=WAITING)
+    def palimpsest(
+        targets: list[str] | None = None, overrides: dict[str, Any] | None = None, force: bool = False, jobs: int = 2
+    ) -> State[Any]:
+        """Bring stages up to date; what is up to date already is not run.
+
+        Args:
+            targets: stages, each with all that it depends on; none means every stage.
+            overrides: keys of params.yaml and their values for this run alone, as in {"allocation.method": "pals"}. It then is
+                a DVC experiment of the flow run's name, in a folder of its own: params.yaml and data/ stay as they are.
+            force: run the stages even if nothing changed.
+            jobs: stages side by side; one at a time with overrides.
+        """
+        try:
+            names = upstream(targets or [])
+            trial = Trial(flow_run.get_name() or "", names, targets or names, overrides, force) if overrides else None
+            work = trial.run if trial else _here(names, force, jobs)
+        except PalimpsestError as error:
+            failed[""] = StageFailed("", str(error))
+            return Failed(message=str(error))
+
+        @task(cache_policy=NO_CACHE, persist_result=False)
+        def run_stage(name: str) -> State[Any]:
+            try:
+                outcome = work(name, _teller(name))
+            except StageFailed as error:
+                failed[name] = error
+                return Failed(message=str(error))
+            if outcome is None:
+                return Cancelled(name="NotReached", message="another stage failed before")
+            done[name] = outcome
+            return Completed(name=STATES[outcome], message=f"DVC: {outcome}")
+
+        futures: dict[str, Any] = {}
+
+        def submit(name: str, *after: Any) -> Any:
+            if name in names:
+                submit_one: Any = run_stage.with_options(name=name, task_run_name=name).submit
+                futures[name] = submit_one(name, wait_for=[future for future in after if future])
+            return futures.get(name)
+
+        try:
+            wire(submit)
+            wait(list(futures.values()))
+            if trial:
+                talk(lambda: trial.show([f"{DATA}{path}" for name in names for path in read_graph()[name].writes]))
+        except Exception:
+            raise
+        except BaseException:
+            stop()  # cancelled: end DVC and the stages under it, which other threads wait for
+            raise
+        if trial and trial.problem:
+            failed.setdefault(trial.problem.stage, trial.problem)
+        return Failed(message=_summary(failed)) if failed else Completed(message=_count(done))
+
+    return palimpsest
+
+
+palimpsest = make_flow({}, {})  # for deployments: each of their runs is a process of its own
+
+
+def _here(names: list[str], force: bool, jobs: int) -> Callable[[str, Say], Outcome]:
+    """Each stage through a DVC of its own, `jobs` at a time; what surely has not changed is not asked again."""
+    slots = threading.Semaphore(jobs)
+    touched = set(names) if force else descendants(changed_stages(), flow_edges())
+    outputs = {name: [Path(DATA) / path for path in node.writes] for name, node in read_graph().items()}
+
+    def work(name: str, tell: Say) -> Outcome:
+        outcome: Outcome = "unchanged"
+        if name in touched:
+            with slots:
+                answers = reproduce([name], force=force, single=True, say=tell, environment={INSIDE_FLOW: "1"})
+            outcome = answers.get(name, "unchanged")
+        else:
+            tell(f"Stage '{name}' didn't change, skipping")
+        talk(lambda: publish(outputs[name]))
+        return outcome
+
+    return work
 
 
 def _teller(stage: str) -> Callable[[str], None]:

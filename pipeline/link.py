@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -47,6 +48,12 @@ def is_alive(url: str, seconds: float = 5.0) -> bool:
     except (OSError, ValueError):
         return False
     return True
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `address` (scheme://host:port) means this machine to whoever asks."""
+    host = urllib.parse.urlsplit(address if "://" in address else f"//{address}").hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def open_link(url: str, root: Path = Path()) -> None:

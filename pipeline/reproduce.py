@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
+from pipeline import leash
 from pipeline.errors import PalimpsestError
 
 Outcome = Literal["unchanged", "restored", "ran"]
@@ -27,7 +28,10 @@ _ANSWERS: tuple[tuple[re.Pattern[str], Outcome], ...] = (
     (re.compile(r"Stage '(\S+)' is cached - skipping run, checking out outputs"), "restored"),
     (re.compile(r"Running stage '(\S+)':"), "ran"),
 )
-_NOISE = re.compile(r"Use `dvc push`|Updating lock file|Data and pipelines are up to date|ERROR: failed to reproduce|> python ")
+_NOISE = re.compile(
+    r"Use `dvc push`|Updating lock file|Data and pipelines are up to date|ERROR: failed to reproduce|> "
+    r"|WARNING: No file hash info|Reproducing experiment|Ran experiment|To apply the results of an experiment|\tdvc exp apply"
+)
 
 CORPUS = "data/corpus"
 FETCHED = "data/demo"  # archives that stages keep, so as not to fetch them again
@@ -75,6 +79,8 @@ def experiment(
     settings: Mapping[str, object],
     targets: Sequence[str],
     *,
+    pull: bool = False,
+    force: bool = False,
     say: Say = print,
     root: Path = Path(),
     environment: dict[str, str] | None = None,
@@ -84,7 +90,8 @@ def experiment(
     Args:
         name: what `dvc exp show` calls it.
         settings: dotted key of params.yaml -> value, set for this experiment alone.
-        targets, say, environment: as for `reproduce`.
+        pull: take from the DVC remote what is there already, and no more of it than the stages that run need.
+        targets, force, say, environment: as for `reproduce`.
 
     Raises:
         StageFailed: with the message of the stage that failed, or of DVC.
@@ -93,17 +100,25 @@ def experiment(
     files = [(folder, one.name) for folder in OWN for one in sorted((root / folder).glob("[!.]*"))]
     own = [f"--copy-paths={folder}/{name}" for folder, name in files if name != "README.md"]
     own += [f"--copy-paths={FETCHED}"] * (root / FETCHED).is_dir()
-    return _follow(["exp", "run", "--temp", f"--name={name}", *own, *values, *targets], say, root, environment)
+    options = ["--temp", f"--name={name}", *["--pull", "--allow-missing"] * pull, *["--force"] * force]
+    return _follow(["exp", "run", *options, *own, *values, *targets], say, root, environment)
 
 
 def drop_experiments(names: Iterable[str], root: Path = Path()) -> None:
     """Forget the experiments of these names, if there are any; what they computed stays in the cache."""
-    with _dvc(["exp", "list", "--all-commits", "--name-only"], root, None) as process:
-        there = set(process.communicate()[0].split())
+    there = set(ask_dvc(["exp", "list", "--all-commits", "--name-only"], root).split())
     gone = [name for name in names if name in there]
     if gone:
-        with _dvc(["exp", "remove", *gone], root, None) as process:
-            process.communicate()
+        ask_dvc(["exp", "remove", *gone], root)
+
+
+def ask_dvc(arguments: list[str], root: Path = Path()) -> str:
+    """What DVC prints. Raises StageFailed with its message if it fails."""
+    with _dvc(arguments, root, None) as process:
+        output = process.communicate()[0]
+    if process.returncode:
+        raise StageFailed("", _reason("", output.splitlines()))
+    return output
 
 
 def _hydra(value: object) -> str:
@@ -124,7 +139,7 @@ def _follow(arguments: list[str], say: Say, root: Path, environment: dict[str, s
         assert process.stdout is not None
         for line in process.stdout:
             line = line.rstrip()
-            name, outcome = _answer(line)
+            name, outcome = answer_in(line)
             if outcome:
                 current, lines = name, []
                 answers[name] = outcome
@@ -172,18 +187,20 @@ def _dvc(arguments: list[str], root: Path, environment: dict[str, str] | None) -
     if _stopping.is_set():
         raise PalimpsestError("interrupted")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    watched, held = os.pipe()  # `held` stays open here, and closes by itself when this process dies
     process = subprocess.Popen(
         # A stage that runs beside this one may hold the lock while DVC hashes a large output: wait, do not fail.
-        [sys.executable, "-m", "dvc", "--wait-for-lock", *arguments],
+        [sys.executable, "-I", "-S", leash.__file__, sys.executable, "-m", "dvc", "--wait-for-lock", *arguments],
         cwd=root,
         env={**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", "DVC_NO_ANALYTICS": "1", **(environment or {})},
-        stdin=subprocess.DEVNULL,
+        stdin=watched,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         start_new_session=True,  # so that `stop` reaches the stages too
     )
+    os.close(watched)
     _running.add(process)
     try:
         yield process
@@ -191,10 +208,12 @@ def _dvc(arguments: list[str], root: Path, environment: dict[str, str] | None) -
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGINT)
         process.wait()
+        os.close(held)
         _running.discard(process)
 
 
-def _answer(line: str) -> tuple[str, Outcome | None]:
+def answer_in(line: str) -> tuple[str, Outcome | None]:
+    """(stage, DVC's answer for it) if the line is one, else ("", None)."""
     for pattern, outcome in _ANSWERS:
         match = pattern.fullmatch(line.removeprefix("WARNING: "))
         if match:

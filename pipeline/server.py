@@ -42,7 +42,9 @@ def serve(port: int, root: Path = Path()) -> None:
         _wait_until_up(process, f"{address}/api", log)
         note.write_text(json.dumps({"url": f"{address}/api"}))
         print(
-            f"\n  {address}\n\nLeave this running (Ctrl-C ends it) and, in another terminal: python -m pipeline run", flush=True
+            f"\n  {address}\n\nLeave this running (Ctrl-C ends it) and, in another terminal: python -m pipeline run\n"
+            "Or, for a button to start runs with: python -m pipeline serve",
+            flush=True,
         )
         if process.wait():
             raise PalimpsestError(f"the Prefect server ended with status {process.returncode}; its log: {log}")

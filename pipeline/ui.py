@@ -20,19 +20,28 @@ LARGEST_BYTES = 2_000_000
 MOST_ROWS = 1000
 LONGEST_CELL = 200
 PICTURES = {".svg": "image/svg+xml", ".png": "image/png"}
+SHOWN = {".csv", ".json", *PICTURES}
 
 
-def publish(paths: list[Path]) -> None:
-    """Make an artifact of each small .csv, .json, .svg and .png among `paths`, and of each picture in a folder there."""
-    for path in _files(paths):
+def publish(paths: list[Path], root: Path = Path()) -> None:
+    """Make an artifact of each small .csv, .json, .svg and .png among `paths`, and of each picture in a folder there.
+
+    `paths` are below `root`, which is shown to nobody.
+    """
+    for file in _files([root / path for path in paths]):
+        path = file.relative_to(root)
         key = re.sub(r"[^a-z0-9]+", "-", "-".join([*path.parts[-2:-1], path.stem]).lower()).strip("-")
         if path.suffix in PICTURES:
-            data = f"data:{PICTURES[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
-            create_markdown_artifact(f"![{path.name}]({data})", key=key, description=str(path))
+            create_markdown_artifact(picture(path.name, file.read_bytes()), key=key, description=str(path))
             continue
-        rows = read_rows(path)
+        rows = read_rows(file)
         note = f"{path}, first {MOST_ROWS} of {len(rows)} rows" if len(rows) > MOST_ROWS else str(path)
         create_table_artifact(rows[:MOST_ROWS], key=key, description=note)
+
+
+def picture(name: str, content: bytes) -> str:
+    """Markdown that holds the picture itself; `name` ends in .svg or .png."""
+    return f"![{name}](data:{PICTURES[Path(name).suffix]};base64,{base64.b64encode(content).decode()})"
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -52,7 +61,7 @@ def _files(paths: list[Path]) -> Iterator[Path]:
     for path in paths:
         inside = sorted(path.iterdir()) if path.is_dir() else []
         for file in [one for one in inside if one.suffix in PICTURES] if path.is_dir() else [path]:
-            if file.suffix in {".csv", ".json", *PICTURES} and file.is_file() and file.stat().st_size <= LARGEST_BYTES:
+            if file.suffix in SHOWN and file.is_file() and file.stat().st_size <= LARGEST_BYTES:
                 yield file
 
 

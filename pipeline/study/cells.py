@@ -1,4 +1,4 @@
-"""Running a study's cells: each a DVC experiment in a folder of its own, all sharing the cache."""
+"""One cell of a study: a DVC experiment in a folder of its own, here or wherever a Dask worker is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -15,13 +14,13 @@ from pydantic import BaseModel
 
 from pipeline.errors import PalimpsestError
 from pipeline.files import DATA
-from pipeline.graph import Node, edges, read_graph
 from pipeline.params import read_params, section_models
-from pipeline.reproduce import CORPUS, StageFailed, descendants, drop_experiments, experiment
-from pipeline.study.plan import Cell, Plan, Settings, Study, merged
+from pipeline.reproduce import CORPUS, StageFailed, drop_experiments, experiment
+from pipeline.study.elsewhere import Source, check_out, push_results
+from pipeline.study.plan import Cell, Plan, Settings, merged
 
 _reading = threading.Lock()  # DVC's own reader is not made for threads
-Say = Callable[[str], None]
+Say = Callable[[str], object]
 
 
 @dataclass(frozen=True)
@@ -35,53 +34,51 @@ class Outcome:
     shown: Mapping[str, Any] = field(default_factory=dict)  # what the plan asks to see beside the measures
 
 
-def run_cells(study: Study, workers: int = 1, say: Say = print, root: Path = Path()) -> list[Outcome]:
-    """Run every cell, `workers` at a time, and return their outcomes in the study's order.
+@dataclass(frozen=True)
+class Job:
+    """All that running a cell needs to know, wherever that happens."""
 
-    What two cells share runs once: of all cells that ask the same of a stage the first runs it, and the others wait for
-    that cell and find the results in the cache. A cell that fails is reported and the rest goes on; what a killed study
-    had done is found in the cache when it is run again.
-    """
-    waits = first_runners(study, read_graph(root / "dvc.yaml"))
-    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // workers))} if workers > 1 else {}
-    drop_experiments([experiment_name(study, cell) for cell in study.cells], root)
-    running: dict[int, Future[Outcome]] = {}
-
-    def run(index: int) -> Outcome:
-        for earlier in waits[index]:
-            running[earlier].exception()
-        outcome = run_cell(study, study.cells[index], environment, root)
-        done = sum(future.done() for future in running.values()) + 1
-        measure = study.plan.measures[0]
-        said = f"{measure} {outcome.result[measure]:.4g}" if outcome.result else outcome.error
-        ran = f"ran {', '.join(outcome.ran)}" if outcome.ran else "all from the cache"
-        say(f"[{done}/{len(study.cells)}] {outcome.cell.name}: {said}" + (f" ({ran})" if outcome.result else ""))
-        return outcome
-
-    with ThreadPoolExecutor(workers) as pool:  # starts in order, so a cell only ever waits for one that has started
-        for index in range(len(study.cells)):
-            running[index] = pool.submit(run, index)
-        try:
-            return [running[index].result() for index in range(len(study.cells))]
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+    name: str  # of the experiment
+    cell: Cell
+    plan: Plan
+    place: Path | Source  # the project's folder on this machine; or where a worker elsewhere gets it from
+    threads: int | None  # that each of its stages computes with; None: what the worker was started with
 
 
-def run_cell(study: Study, cell: Cell, environment: Mapping[str, str], root: Path) -> Outcome:
-    """Run one cell and read its result."""
-    name = experiment_name(study, cell)
+def run_cell(job: Job, say: Say = lambda _: None) -> Outcome:
+    """Run one cell and read its result; what goes wrong is in the outcome. Raises StageFailed if it was interrupted."""
     try:
-        quiet: Say = lambda _: None  # noqa: E731
-        settings = from_anywhere(cell.settings, root)
-        answers = experiment(name, settings, study.plan.stages, say=quiet, root=root, environment=dict(environment))
+        root = check_out(job.place) if isinstance(job.place, Source) else job.place
+        answers = _experiment(job, root, say)
         ran = tuple(stage for stage, answer in answers.items() if answer == "ran")
-        shown = {key: _read(name, file, root).get(key) for key, file in study.plan.show.items()}
-        return Outcome(cell, read_result(name, study.plan, root), ran=ran, shown=shown)
-    except StageFailed as error:
+        if isinstance(job.place, Source):
+            push_results(job.name, job.place, root)
+        shown = {key: _read(job.name, file, root).get(key) for key, file in job.plan.show.items()}
+        return Outcome(job.cell, read_result(job.name, job.plan, root) if job.plan.result else {}, ran=ran, shown=shown)
+    except PalimpsestError as error:
         if str(error).endswith("interrupted"):
             raise
-        return Outcome(cell, None, " ".join(str(error).split()))
+        return Outcome(job.cell, None, " ".join(str(error).split()))
+
+
+def _experiment(job: Job, root: Path, say: Say) -> Mapping[str, str]:
+    """Run the experiment. One of its name, left by a worker that died or by an earlier study in this clone, is replaced."""
+    elsewhere = isinstance(job.place, Source)
+    settings = dict(job.cell.settings) if elsewhere else from_anywhere(job.cell.settings, root)
+    options: dict[str, Any] = {"pull": elsewhere, "say": say, "root": root, "environment": _threads(job.threads)}
+    try:
+        return experiment(job.name, settings, job.plan.stages, **options)
+    except StageFailed as error:
+        if "already exists" not in str(error):
+            raise
+    drop_experiments([job.name], root)
+    return experiment(job.name, settings, job.plan.stages, **options)
+
+
+def _threads(asked: int | None) -> dict[str, str]:
+    """For every library that asks: a Dask worker sets each of these to 1 unless it was started with another value."""
+    count = str(asked) if asked else os.environ.get("OMP_NUM_THREADS")
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), count) if count else {}
 
 
 def read_result(experiment: str, plan: Plan, root: Path) -> Mapping[str, Any]:
@@ -141,32 +138,3 @@ def _read(experiment: str, file: str, root: Path) -> Mapping[str, Any]:
     if not isinstance(found, dict):
         raise StageFailed("", f"{name} of experiment {experiment}: no object, so it has no keys")
     return found
-
-
-def experiment_name(study: Study, cell: Cell) -> str:
-    """What `dvc exp show` calls the cell."""
-    return f"{study.name}-{cell.name}"
-
-
-def first_runners(study: Study, graph: dict[str, Node]) -> list[list[int]]:
-    """For each cell, the earlier cells that run something this cell needs in just the same way."""
-    back = {(end, start) for start, end in edges(graph)}
-    needed = [name for name in graph if name in descendants(study.plan.stages, back)]
-    reads = {name: {section for one in descendants([name], back) for section in graph[one].params} for name in needed}
-    first: dict[str, int] = {}
-    waits: list[list[int]] = []
-    for index, cell in enumerate(study.cells):
-        mine = []
-        for stage in needed:
-            asked = {key: value for key, value in cell.settings.items() if key.split(".")[0] in reads[stage]}
-            mine.append(first.setdefault(json.dumps([stage, asked], sort_keys=True), index))
-        waits.append(sorted(set(mine) - {index}))
-    return waits
-
-
-def check_repository(root: Path = Path()) -> None:
-    """Raise PalimpsestError if experiments cannot be made here: DVC keeps them in git."""
-    if not (root / ".git").exists():
-        raise PalimpsestError(
-            "a study's cells are DVC experiments, which live in git; run: git init && git add . && git commit -m start"
-        )

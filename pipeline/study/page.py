@@ -30,15 +30,11 @@ def page(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Compariso
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    drawn = [one for one in compared if one.values]
-    panels = (_curves(study, compared) if study.plan.curve else [_values(study, outcomes, drawn)]) if drawn else []
-    if any(one.difference is not None for one in drawn):
-        panels.append(_differences(study, outcomes, drawn))
     head, *body = rows(study, compared)
     return environment.get_template("page.html.j2").render(
         study=study,
         styles=Markup(THEME + PAGE),
-        panels=[Markup(panel) for panel in panels],
+        panels=[Markup(panel) for panel in pictures(study, outcomes, compared)],
         head=head,
         body=body,
         remarks=remarks(study, compared),
@@ -47,6 +43,15 @@ def page(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Compariso
         failed=[(one.cell.name, one.error) for one in outcomes if one.error],
         cells=len(outcomes),
     )
+
+
+def pictures(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Comparison]) -> list[str]:
+    """The page's charts, an `<svg>` each; none if no cell ran."""
+    drawn = [one for one in compared if one.values]
+    panels = (_curves(study, compared) if study.plan.curve else [_values(study, outcomes, drawn)]) if drawn else []
+    if any(one.difference is not None for one in drawn):
+        panels.append(_differences(study, outcomes, drawn))
+    return panels
 
 
 def _values(study: Study, outcomes: Sequence[Outcome], drawn: Sequence[Comparison]) -> str:

@@ -43,7 +43,7 @@ class Plan(BaseModel):
     fixed: dict[str, Any] = {}
     vary: dict[str, list[Any]] = {}  # every combination is a cell
     cells: list[dict[str, Any]] = []  # further cells, spelled out
-    seeds: dict[str, list[int]] = {}  # one key; every cell runs with each of its values
+    seeds: dict[str, list[int]] = {}  # every cell runs with each value; of several keys the first, the second, … of each together
     baseline: dict[str, Any] = {}  # a cell is compared with the one that differs from it in these keys alone
 
 
@@ -81,15 +81,16 @@ def read_study(name: str, root: Path = Path()) -> Study:
     path = root / FOLDER / f"{name}.yaml"
     plan = _read_plan(path, name)
     _check_plan(plan, path, root)
-    keys, seeds = list(plan.vary), next(iter(plan.seeds.items()), None)
+    keys = list(plan.vary)
+    seeds = [dict(zip(plan.seeds, values, strict=True)) for values in zip(*plan.seeds.values(), strict=True)]
     combinations = [dict(zip(keys, values, strict=True)) for values in itertools.product(*plan.vary.values())] if keys else []
     varied = [*combinations, *plan.cells]
     every = varied_keys(plan)
     cells = []
     for one in varied:
-        for seed in seeds[1] if seeds else [None]:
-            settings = {**plan.fixed, **one} | ({seeds[0]: seed} if seeds else {})
-            cells.append(Cell(_name(one, every, seed), settings, one, seed))
+        for seed in seeds or [{}]:
+            number = next(iter(seed.values()), None)
+            cells.append(Cell(_name(one, every, number), {**plan.fixed, **one, **seed}, one, number))
     _check_cells(cells, path, read_params(root / "params.yaml"))
     if len({cell.name for cell in cells}) < len(cells):  # values that read alike as words
         cells = [replace(cell, name=f"{cell.name}-{_digest(cell.settings)}") for cell in cells]
@@ -156,8 +157,9 @@ def _check_plan(plan: Plan, path: Path, root: Path) -> None:
     stray = [measure for measure in plan.least if measure not in plan.measures or not plan.curve]
     if stray:
         raise StudyError(f"{path}: least: {stray[0]} is not drawn; name one of the measures of a study with curve: true")
-    if len(plan.seeds) > 1:
-        raise StudyError(f"{path}: seeds: one key with its list of values, not {', '.join(plan.seeds)}")
+    if len({len(values) for values in plan.seeds.values()}) > 1:
+        counts = ", ".join(f"{key} has {len(values)}" for key, values in plan.seeds.items())
+        raise StudyError(f"{path}: seeds: keys that go together need equally many values; {counts}")
     empty = [f"{group}.{key}" for group in ("vary", "seeds") for key, values in getattr(plan, group).items() if not values]
     if empty or not (plan.vary or plan.cells):
         raise StudyError(f"{path}: {empty[0] if empty else 'vary and cells'}: empty, so there is nothing to run")

@@ -103,9 +103,12 @@ def remarks(study: Study, compared: Sequence[Comparison]) -> list[str]:
         said.append(
             "Tests are paired over seeds, two-sided, corrected by Holm's rule; effect: mean difference over its deviation."
         )
-        if smallest_wilcoxon(seeds) > CLAIM:
-            least = f"{smallest_wilcoxon(seeds):.2g}"
-            said.append(f"{seeds} seeds cannot give less than p = {least} by Wilcoxon: too few to claim anything by it.")
+        tested = sum(one.wilcoxon is not None for one in compared)
+        least = smallest_wilcoxon(seeds) * tested
+        if least > CLAIM:
+            corrected = f", corrected for {tested} settings" if tested > 1 else ""
+            few = f"{seeds} seeds cannot give less than p = {least:.2g} by Wilcoxon{corrected}"
+            said.append(f"{few}: too few to claim anything by it.")
     return said
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from scipy import stats
 
 from pipeline.errors import PalimpsestError
 from pipeline.graph import read_graph
-from pipeline.study.cells import Outcome, first_runners, from_anywhere
+from pipeline.study.cells import Job, Outcome, from_anywhere
 from pipeline.study.compare import compare
+from pipeline.study.order import COMMON, common_settings, common_stages, run_in_order, waits
 from pipeline.study.page import page
 from pipeline.study.plan import Cell, Plan, Study, merged, read_study
 from pipeline.study.results import table
@@ -71,7 +73,7 @@ def test_cells_are_every_combination_with_every_seed(tmp_path: Path) -> None:
         ({"vary": {"masking.method": ["wando"]}, "baseline": None}, ("wando", "magnitude")),
         ({"vary": {"masking.method": ["wanda", "wanda"]}, "baseline": None}, ("the same",)),
         ({"baseline": {"ghost.method": "none"}}, ("baseline.ghost.method", "not varied")),
-        ({"seeds": {"tokens.seed": [0], "evaluation.seed": [0]}}, ("seeds", "one key")),
+        ({"seeds": {"tokens.seed": [0], "evaluation.seed": [0, 1]}}, ("seeds", "tokens.seed has 1", "evaluation.seed has 2")),
         ({"fixed": {"masking.method": "wanda"}}, ("masking.method", "twice")),
         ({"seeds": {"tokens.seed": ["a"]}}, ("seeds.tokens.seed", "integer")),
         (
@@ -114,14 +116,58 @@ def test_merged_leaves_the_original_alone() -> None:
     assert params == {"a": {"b": {"c": 1}, "d": 2}}
 
 
+def test_seeds_of_several_keys_go_together(tmp_path: Path) -> None:
+    seeds = {"tokens.seed": [3, 4], "allocation.random.seed": [7, 8]}
+    cells = read_study("one", project(tmp_path, seeds=seeds)).cells
+    assert len(cells) == 4 * 2
+    found = [(cell.seed, cell.settings["tokens.seed"], cell.settings["allocation.random.seed"]) for cell in cells]
+    assert set(found) == {(3, 3, 7), (4, 4, 8)}
+
+
 def test_a_cell_waits_for_the_first_that_shares_a_stage_and_no_other(tmp_path: Path) -> None:
-    study = read_study("one", project(tmp_path))
-    waits = dict(zip([cell.name for cell in study.cells], first_runners(study, read_graph(REPOSITORY / "dvc.yaml")), strict=True))
+    study, graph = read_study("one", project(tmp_path)), read_graph(REPOSITORY / "dvc.yaml")
     index = {cell.name: number for number, cell in enumerate(study.cells)}
-    assert waits["magnitude-uniform-seed0"] == []
-    assert waits["magnitude-pals-seed0"] == [index["magnitude-uniform-seed0"]]  # all before allocation
-    assert waits["wanda-pals-seed0"] == [index["magnitude-uniform-seed0"], index["magnitude-pals-seed0"]]  # and pals itself
-    assert waits["magnitude-uniform-seed1"] == [index["magnitude-uniform-seed0"]]  # the model
+    found = {cell.name: waits(study, graph)[index[cell.name]] - {COMMON} for cell in study.cells}
+    assert common_stages(study, graph) == ["model"] and common_settings(study, graph) == {}
+    assert all(COMMON in needed for needed in waits(study, graph).values())
+    assert found["magnitude-uniform-seed0"] == set()
+    assert found["magnitude-pals-seed0"] == {index["magnitude-uniform-seed0"]}  # tokens to sensitivity
+    assert found["wanda-pals-seed0"] == {index["magnitude-uniform-seed0"], index["magnitude-pals-seed0"]}  # and pals itself
+    assert found["magnitude-uniform-seed1"] == set()
+
+
+def test_cells_start_when_what_they_wait_for_has_ended_and_the_rest_goes_on() -> None:
+    """Six jobs on two threads: 1 and 2 wait for 0, 4 for 3, which fails."""
+    needs: dict[int, set[int]] = {0: {COMMON}, 1: {COMMON, 0}, 2: {COMMON, 0}, 3: {COMMON}, 4: {COMMON, 3}, 5: {COMMON}}
+    jobs: Any = {index: f"job {index}" for index in [COMMON, *needs]}
+    ended: list[int] = []
+
+    def start(job: Any, after: Any) -> Any:
+        index = int(job.split()[1])
+        assert needs.get(index, set()) <= set(ended) and len(list(after)) == len(needs.get(index, ()))
+        return pool.submit(lambda: f"{index} failed" if index == 3 else "")
+
+    with ThreadPoolExecutor(2) as pool:
+        finish: Any = lambda handle, job: Outcome(job, None if handle.result() else {}, handle.result())  # noqa: E731
+        run_in_order(jobs, needs, start, finish, lambda index, _: ended.append(index))
+    assert sorted(ended) == [COMMON, *needs]
+
+
+def test_when_the_common_stages_fail_no_cell_is_tried() -> None:
+    plan = Plan(question="q", stages=["s"], result="r")
+    cells = {COMMON: Cell("common stages", {}, {}, None), 0: Cell("a", {}, {}, None)}
+    jobs = {index: Job(cell.name, cell, plan, Path(), None) for index, cell in cells.items()}
+    noted: dict[int, Outcome] = {}
+    started: list[Any] = []
+
+    def start(job: Any, after: Any) -> Any:
+        started.append(job)
+        return pool.submit(lambda: None)
+
+    with ThreadPoolExecutor(1) as pool:
+        finish: Any = lambda _, job: Outcome(job.cell, None, "model: gone")  # noqa: E731
+        run_in_order(jobs, {0: {COMMON}}, start, finish, noted.__setitem__)
+    assert started == [jobs[COMMON]] and noted[0].cell.name == "a" and noted[0].error == "model: gone"
 
 
 def test_a_relative_path_still_means_the_projects_own(tmp_path: Path) -> None:
@@ -172,7 +218,8 @@ def test_differences_are_paired_by_window_and_tested_over_seeds() -> None:
     p = [float(stats.ttest_rel(one.mean(1), base.mean(1))[1]) for one in (other, third)]  # type: ignore[arg-type]
     assert p[0] < p[1], "the test below expects this order"
     assert second.t_test == pytest.approx(min(1, 2 * p[0])) and last.t_test == pytest.approx(max(min(1, 2 * p[0]), p[1]))
-    assert "5 seeds cannot give less than p = 0.062" in table(study_of(outcomes), outcomes, [first, second, last])
+    text = table(study_of(outcomes), outcomes, [first, second, last])
+    assert "5 seeds cannot give less than p = 0.12 by Wilcoxon, corrected for 2 settings" in text
 
 
 def test_unlike_contracts_are_never_subtracted() -> None:
@@ -263,13 +310,14 @@ def test_a_study_runs_shared_stages_once_and_again_finds_everything(toy: Path) -
     first = run(toy, "pipeline", "study", "one", "--workers", "2")
     assert first.returncode == 0, first.stdout + first.stderr
     lines = [line for line in first.stdout.splitlines() if line.startswith("[")]
-    assert "ran training, model, tokens" in lines[0] and "(ran masking, evaluation@masked)" in lines[1]
+    assert "common stages (ran training, model, tokens, capture, statistics" in first.stdout
+    assert all("(ran masking, evaluation@masked)" in line for line in lines)
     table = pd.read_csv(toy / "data/studies/one.csv")
     assert list(table.cell) == ["wanda", "magnitude"] and table.perplexity[0] != table.perplexity[1]
     summary = json.loads((toy / "data/studies/one.json").read_text())
     assert [one["difference"] is None for one in summary["comparison"]] == [True, False]
     shown = run(toy, "dvc", "exp", "list", "--name-only").stdout.split()
-    assert set(shown) == {f"one-{cell}" for cell in table.cell}
+    assert set(shown) == {f"one-{cell}" for cell in table.cell} | {"one-common-stages"}
     assert (toy / "params.yaml").read_bytes() == before
     page = (toy / "data/studies/one.html").read_text()
     assert page.count("<svg") == 2 and "magnitude" in page and "corpus toy" in page
@@ -278,7 +326,7 @@ def test_a_study_runs_shared_stages_once_and_again_finds_everything(toy: Path) -
     assert table.word.nunique() == 2 and set(table.word.str.len()) == {64}
 
     again = run(toy, "pipeline", "study", "one", TOY_FAILS="masking")  # would fail if anything ran again
-    assert again.returncode == 0 and again.stdout.count("all from the cache") == 2
+    assert again.returncode == 0 and again.stdout.count("all from the cache") == 3
     assert (toy / "data/studies/one.csv").read_text() == table.to_csv(index=False, lineterminator="\n")
 
 
