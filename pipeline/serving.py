@@ -19,7 +19,7 @@ def serve(root: Path = Path()) -> None:
     if url is None:
         raise PalimpsestError("no Prefect server answers, and it is there that the button is; start one: python -m pipeline ui")
     open_link(url, root)
-    from prefect.flows import EntrypointType
+    from prefect.types.entrypoint import EntrypointType
 
     from pipeline.flow import palimpsest
 

@@ -49,6 +49,12 @@ class Page:
             time.sleep(0.3)
         raise AssertionError(f"never true: {script}\n{self.text()}")
 
+    def click(self, text: str) -> None:
+        """Click the last button or menu entry that reads `text`, once it is there."""
+        found = f"[...document.querySelectorAll('button,a,li,[role=tab]')].filter(e => e.innerText.trim() == {json.dumps(text)})"
+        self.wait_for(f"{found}.length")
+        self.ask(f"{found}.at(-1).click()")
+
     def picture(self, path: Path) -> None:
         """Save a screenshot as PNG."""
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))

@@ -19,6 +19,7 @@ import pytest
 from pipeline.graph import edges, read_graph
 from pipeline.link import is_alive
 from pipeline.reproduce import StageFailed, reproduce
+from tests.browser import CHROMIUM, open_page
 from tests.toy import REPOSITORY, make_toy, run, set_key, write_removal_inputs
 
 Starter = Callable[[Path], tuple["subprocess.Popen[str]", str]]
@@ -86,7 +87,16 @@ def start_server() -> Iterator[Starter]:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_toy(tmp_path_factory.mktemp("flow"))
+    """The toy project in git, with a study."""
+    root = make_toy(tmp_path_factory.mktemp("flow"))
+    (root / "studies").mkdir()
+    plan = {"question": "Which?", "stages": ["evaluation@masked"], "result": "evaluation/masked.json"}
+    plan |= {"vary": {"masking.method": ["magnitude", "sparsegpt"]}, "baseline": {"masking.method": "magnitude"}}
+    (root / "studies/one.yaml").write_text(json.dumps(plan))
+    git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    for command in (["add", "."], ["commit", "--quiet", "-m", "start"]):
+        subprocess.run([*git, *command], cwd=root, check=True)
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +180,100 @@ def test_a_failed_stage_fails_its_task_and_nothing_below_it_runs(project: Path, 
         "search": "Completed",
         "removal": "Completed",
     }
+
+
+@pytest.fixture(scope="module")
+def deployment(project: Path, server: Server) -> Iterator[str]:
+    """What `python -m pipeline serve` has put into the UI."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    process = subprocess.Popen([sys.executable, "-m", "pipeline", "serve"], cwd=project, env=environment, stdout=subprocess.PIPE)
+    wait_until(lambda: server.ask("deployments"))
+    yield server.ask("deployments")[0]["id"]
+    process.terminate()
+    process.wait(timeout=60)
+
+
+def wait_until(there: Callable[[], Any], seconds: float = 120) -> Any:
+    end = time.monotonic() + seconds
+    while not (value := there()):
+        assert time.monotonic() < end, "not in time"
+        time.sleep(0.5)
+    return value
+
+
+def ended(server: Server, flow_run: str) -> dict[str, Any] | None:
+    (run,) = server.ask("flow_runs", flow_runs={"id": {"any_": [flow_run]}})
+    return run if run["state_type"] in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED") else None
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_the_button_in_the_ui_starts_a_run_that_shows_every_stage_and_a_picture(
+    project: Path, server: Server, deployment: str
+) -> None:
+    before = {one["id"] for one in server.ask("flow_runs")}
+    ui = server.url.removesuffix("/api")
+    with open_page() as page:
+        page.open(f"{ui}/deployments/deployment/{deployment}")
+        page.click("Run")
+        page.click("Quick run")
+        (new,) = wait_until(lambda: {one["id"] for one in server.ask("flow_runs")} - before)
+        assert wait_until(lambda: ended(server, new))["state_name"] == "Completed"
+        states = server.states(new)
+        assert sorted(states) == sorted(everything(project))
+
+        page.open(f"{ui}/runs/flow-run/{new}")
+        page.click("Task Runs")
+        for name, state in states.items():
+            shown = json.dumps(f"{name}\n{state}\n")
+            page.wait_for(f"document.body.innerText.includes({shown})")
+        picture = server.artifacts(new)["data/pictures/picture.svg"]["id"]
+        page.open(f"{ui}/artifacts/artifact/{picture}")
+        page.wait_for("[...document.images].some(one => one.src.startsWith('data:image/svg') && one.naturalWidth > 0)")
+
+
+def test_a_run_with_overrides_is_an_experiment_and_leaves_the_folder_alone(
+    project: Path, server: Server, deployment: str
+) -> None:
+    before = (project / "params.yaml").read_bytes(), (project / "data/allocation.csv").read_bytes()
+    good = start_run(server, deployment, targets=["allocation"], overrides={"allocation.method": "pals"})
+    wrong = start_run(server, deployment, overrides={"allocation.metod": "pals"})
+    assert wait_until(lambda: ended(server, good))["state_name"] == "Completed"
+    states = server.states(good)
+    assert states.pop("allocation") == "Completed" and set(states) == {"model", "tokens", "capture", "statistics", "sensitivity"}
+    assert ((project / "params.yaml").read_bytes(), (project / "data/allocation.csv").read_bytes()) == before
+    name = ended(server, good)["name"]  # type: ignore[index]
+    assert name in run(project, "dvc", "exp", "list", "--name-only").stdout.split()
+    shown = json.loads(server.artifacts(good)["data/allocation.csv"]["data"])
+    assert shown[0]["word"] not in before[1].decode()
+    refused = wait_until(lambda: ended(server, wrong))
+    assert refused["state_name"] == "Failed" and "did you mean method?" in refused["state"]["message"]
+
+
+def start_run(server: Server, deployment: str, **parameters: Any) -> str:
+    body = json.dumps({"parameters": parameters}).encode()
+    address = f"{server.url}/deployments/{deployment}/create_flow_run"
+    with urllib.request.urlopen(urllib.request.Request(address, body, {"Content-Type": "application/json"})) as answer:
+        return json.load(answer)["id"]
+
+
+def test_a_study_is_a_flow_whose_cells_are_tasks_on_dask_workers(project: Path, server: Server) -> None:
+    done = run(project, "pipeline", "study", "one", "--workers", "2", TOY_FAILS="evaluation@masked")
+    assert done.returncode == 1 and "Every cell failed (2 of 2)" in done.stderr and done.stderr.count("no column 'y'") == 2
+    assert server.states(server.last_run("palimpsest-study")["id"])["sparsegpt"] == "Failed"
+
+    done = run(project, "pipeline", "study", "one", "--workers", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    flow_run = server.last_run("palimpsest-study")
+    assert flow_run["name"] == "study-one" and flow_run["parameters"] == {"study": "one", "workers": 2, "address": None}
+    states = server.states(flow_run["id"])
+    assert states == {"common stages": "Cached", "sparsegpt": "Completed", "magnitude": "Completed"}
+    assert server.task_edges(flow_run["id"]) == {("common stages", "sparsegpt"), ("common stages", "magnitude")}
+    shown = server.ask("artifacts", artifacts={"flow_run_id": {"any_": [flow_run["id"]]}})
+    cell = next(one for one in shown if one["key"] == "one-magnitude")
+    assert "masking.method | `magnitude`" in cell["data"] and "| perplexity |" in cell["data"] and cell["task_run_id"]
+    assert {one["type"]: one["data"] for one in shown}["progress"] == 100
+    (table,) = [json.loads(one["data"]) for one in shown if one["key"] == "study-one" and one["type"] == "table"]
+    assert [row["masking"] for row in table] == ["magnitude", "sparsegpt"]
 
 
 def test_a_plain_stage_reports_when_a_server_is_named(server: Server, tmp_path: Path) -> None:
