@@ -13,7 +13,7 @@ from pipeline.errors import PalimpsestError
 from pipeline.study.cells import Job, Outcome, run_cell
 from pipeline.study.order import Start
 
-SECONDS_TO_ANSWER = 10
+SECONDS_TO_ANSWER = 15
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,9 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 from ruamel.yaml import YAML
 
+from pipeline.errors import PalimpsestError
+from pipeline.reproduce import reproduce
+from pipeline.study.elsewhere import find_source
+from pipeline.study.mapping import check_dask
 from tests.toy import REPOSITORY, make_toy, run
 
 STUDY: dict[str, Any] = {
@@ -110,20 +116,75 @@ def wait_until(there: Any, seconds: float = 60) -> Any:
     return value
 
 
-def test_two_workers_with_nothing_in_common_share_the_stages(toy: Path, cluster: Cluster, tmp_path: Path) -> None:
-    cluster.worker("first", TOY_SECONDS="0.3")
+def test_workers_with_nothing_in_common_share_the_stages_and_go_on_when_one_dies(toy: Path, cluster: Cluster) -> None:
+    """The first worker's stages would take longer than the test; it is killed while one runs."""
+    cluster.worker("first", TOY_SECONDS="600")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+    command = [sys.executable, "-m", "pipeline", "study", "one", "--address", cluster.address]
+    study = subprocess.Popen(command, cwd=toy, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    home = str(cluster.folder / "first")
+    wait_until(lambda: stages_below(home))
     cluster.worker("second", TOY_SECONDS="0.3")
-    done = run(toy, "pipeline", "study", "one", "--address", cluster.address)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = done.stdout.splitlines()
-    (common,) = [line for line in lines if line.startswith("common stages")]
+    cluster.worker("third", TOY_SECONDS="0.3")
+    cluster.kill("first")
+    wait_until(lambda: not stages_below(home))  # they end with their worker
+
+    output, _ = study.communicate(timeout=240)
+    assert study.returncode == 0, output
+    (common,) = [line for line in output.splitlines() if line.startswith("common stages")]
     assert "model, tokens, capture, statistics" in common
-    cells = [line for line in lines if line.startswith("[")]
+    cells = [line for line in output.splitlines() if line.startswith("[")]
     assert len(cells) == 2 and all("(ran masking, evaluation@masked)" in line for line in cells), "the rest came by the remote"
     assert list(pd.read_csv(toy / "data/studies/one.csv").cell) == ["wanda", "magnitude"]
-    assert not (toy / "data/model").exists() and not (toy / "data/masks.safetensors").exists()
-    assert {path.name for path in (tmp_path / "cluster").glob("*/.cache/palimpsest")} == {"palimpsest"}
+    assert not (toy / "data/model").exists() and set(os.listdir(cluster.folder / "second/.cache")) == {"palimpsest"}
+
     shown = run(toy, "dvc", "exp", "list", "--name-only").stdout.split()
     assert set(shown) == {"one-wanda", "one-magnitude"}
-    pulled = run(toy, "dvc", "exp", "apply", "one-magnitude")
-    assert pulled.returncode == 0 or "pull" in pulled.stderr
+    for how in (["pull", "origin"], ["apply"]):  # `apply` complains of what the cell did not run
+        run(toy, "dvc", "exp", *how, "one-magnitude")
+    answers = reproduce(["evaluation@masked"], root=toy, say=lambda line: None)
+    assert len(answers) == 8 and set(answers.values()) == {"unchanged"}
+
+
+def stages_below(folder: str) -> list[psutil.Process]:
+    """Stages of the toy that run somewhere below `folder`."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if "stage.py" in process.cmdline() and process.cwd().startswith(folder):
+                found.append(process)
+    return found
+
+
+def test_what_workers_could_not_get_is_refused_before_any_work(toy: Path, tmp_path: Path) -> None:
+    """Each refusal, and how it is mended; the address is looked at last."""
+
+    def refused(*options: str) -> str:
+        with pytest.raises(PalimpsestError) as error:
+            find_source(*options or (None,), root=toy)
+        return str(error.value)
+
+    assert find_source(None, toy).remote == "results"
+    assert "no DVC remote 'elsewhere'" in refused("elsewhere") and "there are: results" in refused("elsewhere")
+    (tmp_path / "results").rmdir()
+    assert f"{tmp_path / 'results'} is not there" in refused()
+    (tmp_path / "results").mkdir()
+    (toy / "data/corpus/mine.txt").write_text("text")
+    assert "mine.txt" in refused() and "git add --force" in refused()
+    (toy / "data/corpus/mine.txt").unlink()
+    (toy / "params.yaml").write_text((toy / "params.yaml").read_text() + "\n")
+    assert "params.yaml" in refused() and "commit and push" in refused()
+    commit(toy)
+    assert "is not at git remote 'origin'" in refused()
+    git(toy, "push", "--quiet", "origin", "HEAD")
+    revision = find_source(None, toy).revision
+    (tmp_path / "code.git").rename(tmp_path / "gone.git")
+    assert "does not answer" in refused()
+    git(toy, "remote", "remove", "origin")
+    assert "no git remote 'origin'" in refused() and len(revision) == 40
+
+
+def test_an_address_where_no_scheduler_answers_is_refused() -> None:
+    for address in ("tcp://127.0.0.1:9", "nonsense://x"):
+        with pytest.raises(PalimpsestError, match=f"--address {address}: no Dask scheduler answers there"):
+            check_dask(address)
