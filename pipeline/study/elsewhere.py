@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import PalimpsestError
-from pipeline.reproduce import CORPUS, StageFailed, ask_dvc
+from pipeline.reproduce import OWN, StageFailed, ask_dvc
 
 GIT_REMOTE = "origin"
 
@@ -48,8 +48,9 @@ def find_source(remote: str | None, root: Path = Path()) -> Source:
         raise PalimpsestError(
             f"commit {revision[:10]} is not at git remote '{GIT_REMOTE}' ({url}), where workers get it; git push"
         )
-    known = set(_git(["ls-files", CORPUS], root, "git ls-files").splitlines())
-    for file in sorted(path for path in (root / CORPUS).glob("[!.]*") if str(path.relative_to(root)) not in known):
+    known = set(_git(["ls-files", *OWN], root, "git ls-files").splitlines())
+    own = [path for folder in OWN for path in sorted((root / folder).glob("[!.]*"))]
+    for file in (path for path in own if str(path.relative_to(root)) not in known):
         raise PalimpsestError(
             f"{file}: not in git, so workers elsewhere would not get it; git add --force it, commit and push, or move it away"
         )

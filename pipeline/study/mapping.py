@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,8 @@ def on_threads(workers: int) -> Iterator[Start]:
 
 def local_cluster(workers: int) -> dict[str, Any]:
     """How Prefect is to start Dask workers on this machine: a process each, one cell at a time, on loopback alone."""
-    return {"cluster_kwargs": {"n_workers": workers, "threads_per_worker": 1, "dashboard_address": None, "host": "127.0.0.1"}}
+    quiet = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+    return {"cluster_kwargs": {"n_workers": workers, "threads_per_worker": 1, "host": "127.0.0.1", **quiet}}
 
 
 @contextmanager

@@ -239,7 +239,14 @@ def test_a_run_with_overrides_is_an_experiment_and_leaves_the_folder_alone(
     wrong = start_run(server, deployment, overrides={"allocation.metod": "pals"})
     assert wait_until(lambda: ended(server, good))["state_name"] == "Completed"
     states = server.states(good)
-    assert states.pop("allocation") == "Completed" and set(states) == {"model", "tokens", "capture", "statistics", "sensitivity"}
+    assert states.pop("allocation") == "Completed" and set(states) == {
+        "training",
+        "model",
+        "tokens",
+        "capture",
+        "statistics",
+        "sensitivity",
+    }
     assert ((project / "params.yaml").read_bytes(), (project / "data/allocation.csv").read_bytes()) == before
     name = ended(server, good)["name"]  # type: ignore[index]
     assert name in run(project, "dvc", "exp", "list", "--name-only").stdout.split()

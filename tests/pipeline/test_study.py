@@ -128,7 +128,7 @@ def test_a_cell_waits_for_the_first_that_shares_a_stage_and_no_other(tmp_path: P
     study, graph = read_study("one", project(tmp_path)), read_graph(REPOSITORY / "dvc.yaml")
     index = {cell.name: number for number, cell in enumerate(study.cells)}
     found = {cell.name: waits(study, graph)[index[cell.name]] - {COMMON} for cell in study.cells}
-    assert common_stages(study, graph) == ["model"] and common_settings(study, graph) == {}
+    assert common_stages(study, graph) == ["training", "model"] and common_settings(study, graph) == {}
     assert all(COMMON in needed for needed in waits(study, graph).values())
     assert found["magnitude-uniform-seed0"] == set()
     assert found["magnitude-pals-seed0"] == {index["magnitude-uniform-seed0"]}  # tokens to sensitivity
