@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 from transformers import PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
 
 from pipeline.artifacts import write_json, write_table
 from pipeline.console import plan, say
@@ -89,6 +90,7 @@ def keep(model: Any, epoch: int, batch_loss: float | None, training: Training, d
 def save_checkpoint(model: Any, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Config, weights and tokenizer, as transformers writes them."""
     shutil.rmtree(folder, ignore_errors=True)
+    transformers_logging.disable_progress_bar()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
