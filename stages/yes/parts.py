@@ -12,6 +12,8 @@ from torch import Tensor
 from stages.decoder.skeleton import Decoder
 from stages.decoder.stream import Stream
 
+SHORT = 256  # tokens: beyond, the plain form's memory, which grows with their square, is not worth it
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -76,7 +78,12 @@ def batch_order(windows: int, batch: int, steps: int, generator: torch.Generator
 
 
 def ask_calls(decoder: Decoder, parts: Parts, length: int, *batch_tokens: int) -> None:
-    """Have the decoder learn how blocks are called for all batches there will be: later it would disturb a fit."""
+    """Have the decoder learn how blocks are called for all batches there will be: later it would disturb a fit.
+
+    On a CPU, short windows get the plain form of attention, whose backward pass takes half the time there.
+    """
+    if decoder.device == "cpu" and length <= SHORT and hasattr(decoder.model, "set_attn_implementation"):
+        decoder.model.set_attn_implementation("eager")
     counts = {stop - start for tokens in batch_tokens for start, stop in parts.batches(length, tokens)}
     for count in sorted(counts | {1}):
         decoder.calls(count, length)
