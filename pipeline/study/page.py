@@ -98,9 +98,9 @@ def _curve(study: Study, along: Sequence[Comparison], title: str, y: Axis, key: 
     looks = list(
         zip(study.plan.measures, itertools.cycle([("blue", "dot"), ("rust", "square"), ("green", "diamond"), ("plum", "ring")]))
     )
-    keys = [Key(measure, *look) for measure, look in looks]
+    keys = [Key(measure, *look) for measure, look in looks] + [Key("least so far", "", "dash")] * bool(study.plan.least)
     labels = [label({key: one.varied[key]} if key in one.varied else one.varied) for one in along]
-    panel = Panel(title, _places(labels), y, x_label="cell, in the table's order", keys=keys)
+    panel = Panel(title, _places(labels), y, x_label=key or "cell, in the table's order", keys=keys)
     places = list(range(len(along)))
     for measure, (tone, mark) in looks:
         ys = [one.values.get(measure, math.nan) for one in along]
