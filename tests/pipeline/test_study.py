@@ -15,6 +15,7 @@ import pytest
 from ruamel.yaml import YAML
 from scipy import stats
 
+from pipeline import reproduce
 from pipeline.errors import PalimpsestError
 from pipeline.graph import read_graph
 from pipeline.study.cells import Job, Outcome, from_anywhere
@@ -190,6 +191,17 @@ def test_a_relative_path_still_means_the_projects_own(tmp_path: Path) -> None:
     (root / "params.yaml").write_text(text.replace("model:\n", "model:\n  path: ckpt/step0\n") if "  path:" not in text
                                       else re.sub(r"(\n  path:) \S+", r"\1 ckpt/step0", text, count=1))  # fmt: skip
     assert from_anywhere({}, root)["model.path"] == str(root / "ckpt/step0"), "said in params.yaml itself"
+
+
+def test_archives_fetched_once_come_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cell's stages run in a folder of their own, and would fetch the demo's text for each model anew."""
+    asked: list[str] = []
+    monkeypatch.setattr(reproduce, "_follow", lambda arguments, *_: asked.extend(arguments) or {})
+    reproduce.experiment("one", {}, ["tokens"], root=tmp_path)
+    assert not any("demo" in word for word in asked)
+    (tmp_path / "data/demo").mkdir(parents=True)
+    reproduce.experiment("one", {}, ["tokens"], root=tmp_path)
+    assert "--copy-paths=data/demo" in asked
 
 
 def outcome(varied: dict[str, Any], seed: int | None, windows: list[float], corpus: str = "c") -> Outcome:
