@@ -32,7 +32,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     def make(family: str) -> Project:
         if family not in made:
             project = Project(tmp_path_factory.mktemp(family), family)
-            project.run_until("evaluation@compressed", removal={"method": "list", "blocks": [1, 2]})
+            project.run_until("zeroshot@compressed", removal={"method": "list", "blocks": [1, 2]})
             made[family] = project
         return made[family]
 

@@ -263,3 +263,22 @@ def test_what_the_model_has_not_is_refused_before_any_work(fresh: Project) -> No
     with pytest.raises(PalimpsestError, match=r"yes\.maps.*no map 'best'; allowed: direct, all_last"):
         solve(fresh, maps=["best"])
     assert not (fresh.data / ".yes").exists()
+
+
+def test_the_report_says_what_was_proved(copied: Finished) -> None:
+    project = copied("llama")
+    solve(project, maps=["direct", "first_last", "without_1"], continued=True, shuffled=True)
+    page = project.run("report").read_text()
+    light = json.loads((project.data / "yes.json").read_text())["verdict"]
+    assert "How good the layers could have been" in page and f"head refitted on both sides: {light}: " in page
+    assert (
+        "The model, trained on with the steps of one chain, has a loss of" in page
+        and "targets of other windows has a loss" in page
+    )
+    assert "What the direct map loses by each target" in page and "nan" not in page.split('id="yes"')[1].split("</section>")[0]
+    solve(project, maps=["skip_2"], continued=False, shuffled=False)
+    page = project.run("report").read_text()
+    assert (
+        "a net of fewer blocks is no bound on it" in page
+        and "The best net of fewer blocks (skip 2, not a bound) has a loss" in page
+    )
