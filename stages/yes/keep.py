@@ -66,7 +66,7 @@ def keep_reference(
         shutil.rmtree(partial / "pieces")
         values = json.loads(config.to_json_string())
         write_text(partial / "config.json", json.dumps({**values, "architectures": [type(small).__name__]}, indent=2) + "\n")
-        for pattern in COMPANIONS:
+        for pattern in (*COMPANIONS, *(["*.py"] if decoder.checkpoint.trust_remote_code else [])):
             for file in sorted(decoder.checkpoint.folder.glob(pattern)):
                 shutil.copyfile(file, partial / file.name)
         write_json(partial / NOTE, note)

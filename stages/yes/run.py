@@ -93,6 +93,9 @@ def _windows(tape: Tape, tokens: TensorFile, decoder: Decoder, wanted: Yes) -> t
     evaluation = calibration[:0]
     if wanted.test != "held_out":
         evaluation = read_windows(tokens, "evaluation", decoder)[: wanted.test_windows]
+    for key, asked, there in (("windows", wanted.windows, used), ("test_windows", wanted.test_windows, len(evaluation))):
+        if asked and 0 < there < asked:
+            say(f"yes.{key}: {there}, there are no more")
     if evaluation.shape[1] != calibration.shape[1]:
         raise PalimpsestError(
             f"{tokens.path}: evaluation windows of {evaluation.shape[1]} tokens, calibration windows of {calibration.shape[1]}; "
