@@ -398,10 +398,10 @@ def test_metrics_of_unlike_contracts_say_so(root: Path) -> None:
 def test_plot_data_has_the_columns_dvc_yaml_draws(root: Path) -> None:
     fake_answers(root / "data")
     report(root)
-    declared = YAML(typ="safe").load(ROOT / "dvc.yaml")["plots"]
+    declared = [next(iter(entry.values())) for entry in YAML(typ="safe").load(ROOT / "dvc.yaml")["plots"]]
+    declared = [plot for plot in declared if all(path.startswith("data/plots/") for path in plot["y"])]  # others are not its own
     assert len(declared) >= 4
-    for entry in declared:
-        plot = next(iter(entry.values()))
+    for plot in declared:
         for path, drawn in plot["y"].items():
             table = pd.read_csv(root / path)
             x = plot["x"] if isinstance(plot["x"], str) else plot["x"][path]

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from ruamel.yaml import YAML
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -29,6 +30,7 @@ from stages.tokens import Tokens
 from stages.tokens.run import run as run_tokens
 from stages.training import Params, Training, series
 from stages.training import run as stage
+from tests.project import REPOSITORY
 
 WORDS = "the cat sat on a mat and saw one fox run over seven green hills until it slept in old warm hay".split()  # noqa: SIM905
 SMALL: dict[str, Any] = {
@@ -179,6 +181,13 @@ def test_off_it_leaves_next_to_nothing_whatever_the_other_keys(tmp_path: Path) -
     first = everything(train(tmp_path))
     assert sorted(first) == ["losses.csv", "training.json"] and first["losses.csv"].count(b"\n") == 1
     assert everything(train(tmp_path, width=32, tokens=10**9, source="demo")) == first
+
+
+def test_the_losses_that_dvc_yaml_draws_are_there(trained: dict[str, Path], tmp_path: Path) -> None:
+    entries = YAML(typ="safe").load(REPOSITORY / "dvc.yaml")["plots"]
+    (plot,) = [plot for entry in entries for plot in entry.values() if "data/training/losses.csv" in plot["y"]]
+    for folder in (trained["llama-none"], train(project(tmp_path))):
+        assert {plot["x"], *plot["y"]["data/training/losses.csv"]} <= set(pd.read_csv(folder / "losses.csv").columns)
 
 
 def test_learning_rate() -> None:
