@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,6 +36,7 @@ class Comparison:
     wilcoxon: float | None = None
     effect: float | None = None  # mean difference over its deviation, over seeds
     note: str = ""
+    contract: str = ""  # a word that is equal for equal contracts; empty where nothing was measured or no contract is stated
     shown: Mapping[str, str] = field(default_factory=dict)  # as text; where seeds differ, that of each
 
 
@@ -48,6 +50,23 @@ def compare(study: Study, outcomes: Sequence[Outcome], seed: int = 0) -> list[Co
         base = study.baseline_of(group[0].cell)
         made.append(_compare(study.plan.measures, group, groups.get(_key(base), []) if base is not None else [], seed))
     return _holm(made)
+
+
+def by_contract(compared: Sequence[Comparison]) -> list[list[Comparison]]:
+    """In groups of equal contract, in order of first appearance: only within a group may numbers stand in one column.
+
+    What has no numbers stays with the first.
+    """
+    groups: dict[str, list[Comparison]] = {one.contract: [] for one in compared if one.values} or {"": []}
+    for one in compared:
+        groups[one.contract if one.values else next(iter(groups))].append(one)
+    return list(groups.values())
+
+
+def word(result: Mapping[str, Any] | None) -> str:
+    """The word of a result's contract; empty where it states none."""
+    contract = (result or {}).get("contract")
+    return hashlib.sha256(_key(contract).encode()).hexdigest()[:8] if contract else ""
 
 
 def smallest_wilcoxon(n: int) -> float:
@@ -64,13 +83,15 @@ def _compare(measures: Sequence[str], group: list[Outcome], base: list[Outcome],
         return Comparison(group[0].cell.varied, 0, {}, note=notes[0])
     contracts = {_key(one.result.get("contract", {})) for one in ran if one.result}
     if len(contracts) > 1:
-        notes.append("its seeds were not measured alike")
+        return Comparison(
+            group[0].cell.varied, len(ran), {}, note="; ".join([*notes, "its seeds were not measured alike: no mean"])
+        )
     values = {key: [float(one.result[key]) for one in ran if one.result] for key in measures}
     low, high = ran[0].result.get("interval", (None, None)) if len(ran) == 1 and ran[0].result else (None, None)
     deviation = float(np.std(values[measures[0]], ddof=1)) if len(ran) > 1 else None
     means = {key: float(np.mean(some)) for key, some in values.items()}
     shown = {key: _shown([one.shown.get(key) for one in ran]) for key in ran[0].shown}
-    head = Comparison(group[0].cell.varied, len(ran), means, deviation, low, high, shown=shown)
+    head = Comparison(group[0].cell.varied, len(ran), means, deviation, low, high, shown=shown, contract=word(ran[0].result))
     partners = {one.cell.seed: one for one in base if one.result is not None}
     pairs = [(one.result, partners[one.cell.seed].result) for one in ran if one.cell.seed in partners]
     alike = [(a, b) for a, b in pairs if a and b and "windows" in a and a.get("contract") == b.get("contract")]

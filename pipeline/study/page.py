@@ -16,9 +16,9 @@ from pipeline.drawing.chart import Key, Panel
 from pipeline.drawing.notation import between, fixed, number
 from pipeline.drawing.style import PAGE, THEME
 from pipeline.study.cells import Outcome
-from pipeline.study.compare import CONFIDENCE, Comparison
+from pipeline.study.compare import CONFIDENCE, Comparison, by_contract
 from pipeline.study.plan import Study
-from pipeline.study.results import contracts, label, remarks, rows
+from pipeline.study.results import UNLIKE, contracts, label, remarks, rows
 from pipeline.table import describe
 
 HERE = Path(__file__).parent
@@ -30,13 +30,13 @@ def page(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Compariso
     environment = Environment(
         loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    head, *body = rows(study, compared)
+    groups = by_contract(compared)
     return environment.get_template("page.html.j2").render(
         study=study,
         styles=Markup(THEME + PAGE),
         panels=[Markup(panel) for panel in pictures(study, outcomes, compared)],
-        head=head,
-        body=body,
+        tables=[rows(study, group) for group in groups],
+        unlike=UNLIKE if len(groups) > 1 else "",
         remarks=remarks(study, compared),
         fixed=[f"{key} = {value}" for key, value in study.plan.fixed.items()],
         contracts=[(describe(one["contract"]), len(one["cells"])) for one in contracts(outcomes)],
@@ -46,7 +46,12 @@ def page(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Compariso
 
 
 def pictures(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Comparison]) -> list[str]:
-    """The page's charts, an `<svg>` each; none if no cell ran."""
+    """The page's charts, an `<svg>` each, with those of unlike contracts apart; none if no cell ran."""
+    return [panel for group in by_contract(compared) for panel in _pictures(study, outcomes, group)]
+
+
+def _pictures(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Comparison]) -> list[str]:
+    """Charts of what was measured under one contract."""
     drawn = [one for one in compared if one.values]
     panels = (_curves(study, compared) if study.plan.curve else [_values(study, outcomes, drawn)]) if drawn else []
     if any(one.difference is not None for one in drawn):

@@ -13,10 +13,11 @@ import pandas as pd
 from pipeline.artifacts import write_json, write_table
 from pipeline.files import DATA
 from pipeline.study.cells import Outcome
-from pipeline.study.compare import CONFIDENCE, Comparison, smallest_wilcoxon
+from pipeline.study.compare import CONFIDENCE, Comparison, by_contract, smallest_wilcoxon, word
 from pipeline.study.plan import Settings, Study, varied_keys
 from pipeline.table import describe
 
+UNLIKE = "The cells were NOT all measured alike; a number must not be compared with one of another table."
 CLAIM = 0.05  # below this a test is usually called significant
 
 
@@ -27,7 +28,8 @@ def write_results(study: Study, outcomes: Sequence[Outcome], compared: Sequence[
     for outcome in outcomes:
         result = outcome.result or {}
         row = {"cell": outcome.cell.name, **{key: _text(value) for key, value in outcome.cell.varied.items()}}
-        row |= {"seed": outcome.cell.seed, **{measure: result.get(measure) for measure in study.plan.measures}}
+        row |= {"seed": outcome.cell.seed, "contract": word(result)}
+        row |= {measure: result.get(measure) for measure in study.plan.measures}
         row |= {key: _text(outcome.shown.get(key, "")) for key in study.plan.show}
         if "interval" in result:
             row |= {"low": result["interval"][0], "high": result["interval"][1]}
@@ -63,14 +65,16 @@ def contracts(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
 
 def table(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Comparison]) -> str:
     """The comparison as plain text, with what the numbers rest on."""
-    lined = rows(study, compared)
-    widths = [max(map(len, column)) for column in zip(*lined, strict=True)]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in lined]
-    lines += ["", *remarks(study, compared)]
-    found = contracts(outcomes)
-    for one in found:
-        some = f" of {len(one['cells'])} cells" if len(found) > 1 else ""
-        lines.append(f"Contract{some}: {describe(one['contract'])}.")
+    groups, found = by_contract(compared), {word(one): one for one in contracts(outcomes)}
+    lines = [UNLIKE] if len(groups) > 1 else []
+    for group in groups:
+        lined = rows(study, group)
+        widths = [max(map(len, column)) for column in zip(*lined, strict=True)]
+        lines += ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in lined] + [""]
+        stated = found.pop(next((one.contract for one in group if one.contract), ""), None)
+        lines += [f"Contract: {describe(stated['contract'])}.", *[""] * (len(groups) > 1)] if stated else []
+    lines += remarks(study, compared)
+    lines += [f"Contract of {', '.join(one['cells'])}: {describe(one['contract'])}." for one in found.values()]
     return "\n".join([*lines, f"Written: {DATA}studies/{study.name}.csv, .json and .html"])
 
 

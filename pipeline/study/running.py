@@ -12,7 +12,7 @@ from pipeline.graph import Node, read_graph
 from pipeline.link import find_server, is_loopback, open_link
 from pipeline.reproduce import StageFailed, drop_experiments
 from pipeline.study.cells import Job, Outcome, Say
-from pipeline.study.compare import compare
+from pipeline.study.compare import by_contract, compare
 from pipeline.study.elsewhere import Source, fetch_experiments, find_source
 from pipeline.study.mapping import check_dask, finish, on_dask, on_threads, threads
 from pipeline.study.order import COMMON, Finish, Start, common_settings, common_stages, run_in_order, waits
@@ -115,9 +115,10 @@ def _run_shown(
     open_link(url)
     from pipeline.study.shown import run_shown
 
-    def compared() -> tuple[list[list[str]], list[str]]:
+    def compared() -> tuple[list[list[list[str]]], list[str]]:
         found = conclude()
-        return rows(study, compare(study, found)), pictures(study, found, compare(study, found))
+        made = compare(study, found)
+        return [rows(study, group) for group in by_contract(made)], pictures(study, found, made)
 
     try:
         run_shown(study.name, workers, address, work, compared)

@@ -37,7 +37,7 @@ def run_shown(
     workers: int,
     address: str | None,
     work: Callable[[Start, Finish, Callable[[str, float], None]], None],
-    conclude: Callable[[], tuple[list[list[str]], list[str]]],
+    conclude: Callable[[], tuple[list[list[list[str]]], list[str]]],
 ) -> None:
     """Do `work` inside a flow that the parameters are visible of, its jobs as tasks over Dask; then show its conclusion.
 
@@ -45,7 +45,7 @@ def run_shown(
         workers: Dask workers to start on this machine; threads do if there is to be one, or Dask is not installed.
         address: of a Dask scheduler that is running, in their place.
         work: what runs the study, given how to start and to finish a job, and where to report a line and the share done.
-        conclude: the rows of the comparison, their head first, and its charts.
+        conclude: a table for each contract (rows, their head first), and the charts.
     """
     options: dict[str, Any] = {"address": address} if address else local_cluster(workers)
     runner: Any = ThreadPoolTaskRunner(max_workers=workers)
@@ -64,13 +64,15 @@ def run_shown(
             talk(lambda: update_progress_artifact(shown[0], progress=100 * share))
 
         work(_start, _finish, report)
-        (head, *body), charts = conclude()
-        rows = [dict(zip(head, row, strict=True)) for row in body]
-        talk(lambda: create_table_artifact(rows, key=_key(f"study-{name}"), description=f"study {name}"))
+        tables, charts = conclude()
+        for place, (head, *body) in enumerate(tables):
+            rows = [dict(zip(head, row, strict=True)) for row in body]
+            key = _key(f"study-{name}-{place + 1}" if place else f"study-{name}")
+            talk(lambda rows=rows, key=key: create_table_artifact(rows, key=key, description=f"study {name}"))
         if charts:
             drawn = picture(f"{name}.svg", standalone(charts).encode())
             talk(lambda: create_markdown_artifact(drawn, key=_key(f"study-{name}-picture"), description=f"study {name}"))
-        return Completed(message=f"{len(body)} settings compared")
+        return Completed(message=f"{sum(len(one) - 1 for one in tables)} settings compared")
 
     show: Any = palimpsest_study
     show(name, workers, address)

@@ -23,7 +23,7 @@ from pipeline.study.compare import compare
 from pipeline.study.order import COMMON, common_settings, common_stages, run_in_order, waits
 from pipeline.study.page import page
 from pipeline.study.plan import Cell, Plan, Study, merged, read_study
-from pipeline.study.results import table
+from pipeline.study.results import table, write_results
 from tests.toy import REPOSITORY, make_toy, run
 
 GOOD: dict[str, Any] = {
@@ -238,6 +238,28 @@ def test_unlike_contracts_are_never_subtracted() -> None:
     outcomes = [outcome({"m": "a"}, None, [3.0, 3.1]), outcome({"m": "b"}, None, [3.0, 3.2], corpus="other")]
     compared = compare(study_of(outcomes), outcomes)[1]
     assert compared.difference is None and "without a baseline measured alike" in compared.note
+
+
+def test_unlike_contracts_are_in_tables_and_pictures_of_their_own(tmp_path: Path) -> None:
+    places = [("a", "x"), ("b", "y"), ("c", "x")]
+    outcomes = [outcome({"m": name}, None, [3.0, 3.2], corpus=corpus) for name, corpus in places]
+    compared = compare(study_of(outcomes), outcomes)
+    text = table(study_of(outcomes), outcomes, compared)
+    first, second = text.split("Contract: corpus x.")
+    assert "NOT all measured alike" in first and [line[0] for line in first.splitlines()[2:4]] == ["a", "c"]
+    assert second.splitlines()[2].startswith("m") and second.splitlines()[3].startswith("b")
+    assert "Contract: corpus y." in second
+    drawn = page(study_of(outcomes), outcomes, compared)
+    assert drawn.count("<table>") == 2 and drawn.count('class="title"') == 3 and 'role="alert"' in drawn
+    write_results(study_of(outcomes), outcomes, compared, tmp_path)
+    words = pd.read_csv(tmp_path / "data/studies/one.csv").contract.tolist()
+    assert words[0] == words[2] != words[1]
+
+
+def test_seeds_of_unlike_contracts_have_no_mean() -> None:
+    outcomes = [outcome({"m": "a"}, seed, [3.0, 3.1], corpus=f"corpus {seed}") for seed in (0, 1)]
+    (compared,) = compare(study_of(outcomes), outcomes)
+    assert compared.values == {} and "its seeds were not measured alike: no mean" in compared.note
 
 
 def test_a_curve_draws_every_measure_and_needs_no_windows() -> None:
