@@ -57,7 +57,7 @@ def test_page_has_every_number_with_its_test(root: Path) -> None:
         lost, gained = int((dense & ~last).sum()), int((~dense & last).sum())
         p = binomtest(lost, lost + gained, 0.5).pvalue
         error = 100 * np.std(last, ddof=1) / len(last) ** 0.5
-        assert f"{100 * last.mean():.1f}% ± {error:.1f}, p = " in section
+        assert f"{100 * last.mean():.1f} ± {error:.1f}, p " in section
         assert f"{task}: of 200 examples compressed loses {lost} that dense has right and gains {gained}" in section
         plot = pd.read_csv(root / "data/plots/zeroshot.csv").query(f"task == '{task}' and measure == 'accuracy'")
         row = plot[plot.variant == "compressed"].iloc[0]

@@ -62,15 +62,15 @@ def _table(scores: Sequence[Score]) -> Table:
     lines = []
     for (task, measure, _), found in rows.items():
         count = next(iter(found.values())).examples
-        lines.append((task, measure, f"{count:,}", *(_cell(found.get(variant)) for variant in variants)))
-    return Table(("Task", "Measure", "Examples", *variants), tuple(lines))
+        lines.append((f"{task}, {count:,}", measure, *(_cell(found.get(variant)) for variant in variants)))
+    return Table(("Task, examples", "% right", *variants), tuple(lines))
 
 
 def _cell(score: Score | None) -> str:
     if score is None:
         return "–"
-    text = f"{percent(score.share)} ± {fixed(100 * score.error, 1)}"
-    return text if score.p is None else f"{text}, p = {number(score.p, 2)}"
+    text = f"{fixed(100 * score.share, 1)} ± {fixed(100 * score.error, 1)}"
+    return text if score.p is None else f"{text}, p {number(score.p, 1)}"
 
 
 def _readings(scores: Sequence[Score]) -> list[str]:
