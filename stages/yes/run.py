@@ -92,6 +92,11 @@ def _windows(tape: Tape, tokens: TensorFile, decoder: Decoder, wanted: Yes) -> t
     fit = split_held_out(used, wanted.held_out, "yes.held_out")
     evaluation = calibration[:0]
     if wanted.test != "held_out":
+        if "scored" in tokens:
+            raise PalimpsestError(
+                f"{tokens.path}: the evaluation windows overlap or are filled up (tokens.contract), and references are measured "
+                "on whole windows; params.yaml: yes.test: held_out, or another tokens.contract"
+            )
         evaluation = read_windows(tokens, "evaluation", decoder)[: wanted.test_windows]
     for key, asked, there in (("windows", wanted.windows, used), ("test_windows", wanted.test_windows, len(evaluation))):
         if asked and 0 < there < asked:

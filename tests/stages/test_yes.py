@@ -16,6 +16,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from pipeline.errors import PalimpsestError
+from pipeline.tensors import write_tensors
 from stages.decoder.skeleton import Decoder
 from stages.yes import chain
 from stages.yes import run as yes_run
@@ -282,3 +283,12 @@ def test_the_report_says_what_was_proved(copied: Finished) -> None:
         "a net of fewer blocks is no bound on it" in page
         and "The best net of fewer blocks (skip 2, not a bound) has a loss" in page
     )
+
+
+def test_overlapping_evaluation_windows_are_refused(fresh: Project) -> None:
+    """A contract that scores some tokens alone: a loss over whole windows would count the others twice."""
+    path = fresh.data / "tokens.safetensors"
+    tensors = load_file(path)
+    write_tensors(path, {**tensors, "scored": torch.ones_like(tensors["evaluation"], dtype=torch.uint8)})
+    with pytest.raises(PalimpsestError, match=r"evaluation windows overlap.*yes\.test: held_out"):
+        solve(fresh, maps=["direct"])
