@@ -195,7 +195,10 @@ def fake_references(data: Path, blocks: int, maps: int = 0) -> None:
         rows = [["model", "model", None, "", 3.2, 0.05, 3.4, 0.06, -0.3, 0.01]]
         rows += [["model, head refitted", "control", None, "", 2.9, 0.05, 3.45, 0.06, 0.0, 0.0]]
         kind = ["reference" if number == maps - 1 else "bound" for number in range(maps)]
-        rows += [[f"map_{n}", kind[n], blocks, "1", 2.8 - 0.01 * n, 0.05, 3.5, 0.06, 0.1, 0.01] for n in range(maps)]
+        rows += [
+            [f"map_{n}", kind[n], blocks, "2-2" if n == 0 else "1-2", 2.8 - 0.01 * n, 0.05, 3.5, 0.06, 0.1, 0.01]
+            for n in range(maps)
+        ]
         stones = ["poor", *["fine"] * (blocks - 2)]
         layers = [[b, 0.05 - 0.07 * (b > 0), 0.01, "map_1", 0.5, 1.0, stone, 0.1] for b, stone in enumerate(stones)]
     write_table(data / "yes.csv", pd.DataFrame(rows, columns=nets))
@@ -740,4 +743,4 @@ def test_references_stand_beside_the_model_with_what_they_prove(root: Path, maps
     picture = (root / "data/pictures/yes.svg").read_text()
     assert f"map {maps - 1} (reference), windows of the fit: {2.8 - 0.01 * (maps - 1):.3f}" in picture
     assert "model, head refitted, others: 3.450" in picture
-    assert ("14 of 42 nets" in picture) == (maps == 40)
+    assert ("15 of 42 nets" in picture) == (maps == 40) and "map 0, others" in picture, "YES0 is always there"

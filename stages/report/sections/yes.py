@@ -49,12 +49,12 @@ def yes(results: Results, params: dict[str, Any]) -> Part:
 
 def _losses(nets: Columns) -> str:
     shown = _most_telling(nets)
-    train, test = shown.numbers("train"), shown.numbers("test")
+    ends = {part: (shown.numbers(part), np.nan_to_num(shown.numbers(f"{part}_error"))) for part in ("train", "test")}
     labels = [_label(net, role) for net, role in zip(shown.words("net"), shown.words("role"), strict=True)]
     cut = f", {len(shown)} of {len(nets)} nets" if len(shown) < len(nets) else ""
     panel = Panel(
         f"Loss of each net{cut}",
-        linear([*train, *test]),
+        linear([end for values, spread in ends.values() for end in (*(values - spread), *(values + spread))]),
         names(labels),
         x_label="nats per token",
         height=22 * len(shown),
@@ -64,21 +64,23 @@ def _losses(nets: Columns) -> str:
     control = nets.words("role").index("control")
     panel.level(float(nets.numbers("train")[control]), vertical=True)
     places = list(range(len(shown)))
-    series = (("train", train, "blue", "dot", "windows of the fit"), ("test", test, "rust", "ring", "others"))
-    for part, values, tone, mark, words in series:
-        spread = np.nan_to_num(shown.numbers(f"{part}_error"))
+    for part, tone, mark, words in (("train", "blue", "dot", "windows of the fit"), ("test", "rust", "ring", "others")):
+        values, spread = ends[part]
         panel.whiskers(places, (values - spread).tolist(), (values + spread).tolist(), tone)
         tips = [f"{label}, {words}: {number(value)}" for label, value in zip(labels, values, strict=True)]
         panel.points(values.tolist(), places, tone, mark, tips)
-    return panel.svg("; ".join(f"{label}: {number(value)}" for label, value in zip(labels, train, strict=True)))
+    return panel.svg("; ".join(f"{label}: {number(value)}" for label, value in zip(labels, ends["train"][0], strict=True)))
 
 
 def _most_telling(nets: Columns) -> Columns:
     """The model, the controls, YES0, and of the other maps those with the lowest losses."""
     roles, train = nets.words("role"), nets.numbers("train")
-    always = [place for place, role in enumerate(roles) if role in ("model", "control")]
-    maps = sorted((place for place in range(len(nets)) if place not in always), key=lambda place: train[place])
-    return nets.pick(np.array([*always, *maps[: MOST_ROWS - len(always)]]))
+    zero = [len(set(targets.split("-"))) == 1 for targets in nets.words("targets")]
+    beside = [place for place, role in enumerate(roles) if role in ("model", "control")]
+    maps = sorted((place for place in range(len(nets)) if place not in beside), key=lambda place: train[place])
+    shown = maps[: MOST_ROWS - len(beside)]
+    shown += [place for place in maps if place not in shown and zero[place] and roles[place] == "bound"]
+    return nets.pick(np.array([*beside, *shown]))
 
 
 def _label(net: str, role: str) -> str:
