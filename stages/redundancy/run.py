@@ -21,7 +21,7 @@ from stages.redundancy import Params, Redundancy
 from stages.redundancy.cka import block_ckas
 from stages.redundancy.cosine import channel_cosines, sink_blocks, sink_tokens, token_cosines
 from stages.redundancy.swaps import Pair, half_against_all, intervals, pairs_within, swap_variants
-from stages.redundancy.verdict import CAVEAT, verdict
+from stages.redundancy.verdict import verdict
 
 SWAPS = ("replacement_ij", "replacement_ji", "interchange")
 
@@ -169,7 +169,7 @@ def _verdict(
     found = (
         verdict(inner.replacement.to_numpy(), inner.interchange.to_numpy(), wanted.tied, wanted.divergent)
         if wanted.swaps
-        else {"regime": "not measured (redundancy.swaps: false)", "pairs": 0, "caveat": CAVEAT}
+        else {"regime": "not measured (redundancy.swaps: false)", "pairs": 0}
     )
     items = {name: swapped[:, place] for place, name in enumerate(SWAPS)} | {"deletion": deletion}
     ranks = {name: half_against_all(values) for name, values in items.items() if len(values) > 1 and prompts.count > 1}

@@ -8,11 +8,6 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
-CAVEAT = (
-    "A regime says how the two protocols relate; it does not predict which criterion removes blocks at the least cost: "
-    "compare them by what their removals really cost."
-)
-
 
 def verdict(
     replacement: Float[ndarray, " pair"], interchange: Float[ndarray, " pair"], tied: float, divergent: float
@@ -26,7 +21,7 @@ def verdict(
     there = np.isfinite(replacement) & np.isfinite(interchange)
     if not there.any():
         why = "none of the pairs has finite KLs" if len(there) else "the model has no two adjacent inner blocks of one type"
-        return {"regime": "unknown", "pairs": 0, "note": f"regime and gap are not known: {why}", "caveat": CAVEAT}
+        return {"regime": "unknown", "pairs": 0, "note": f"regime and gap are not known: {why}"}
     r, q = replacement[there], interchange[there]
     ratio = float(np.median(np.divide(q, r, out=np.zeros_like(q), where=r > 0)))
     median = float(np.median(r))
@@ -42,5 +37,4 @@ def verdict(
         "interchange_above_replacement": int((q > r).sum()),
         "tied": tied,
         "divergent": divergent,
-        "caveat": CAVEAT,
     }

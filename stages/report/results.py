@@ -67,7 +67,7 @@ def read_results(files: Mapping[str, Path]) -> Results:
         masks=_table(files["masks.csv"], ("block", "matrix", "sparsity"), ("block", "sparsity")),
         influence=_table(files["redundancy_blocks.csv"], ("block", "influence"), ("block", "influence")),
         pairs=_table(files["redundancy_pairs.csv"], ("i", "j", "cosine"), ("i", "j")),
-        regime=_object(files["redundancy.json"], ("regime", "caveat")),
+        regime=_object(files["redundancy.json"], ("regime",)),
         choices=_table(files["removal_choices.csv"], ("criterion", "count", "block"), ("count", "block"), empty=True),
         ghost=_table(files["ghost.csv"], ("start", "stop", "train_error", "heldout_error"), ("start", "stop"), empty=True),
         growth=_table(files["ghost_growth.csv"], ("boundary", "restored", "removed"), ("boundary",), empty=True),

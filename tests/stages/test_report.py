@@ -159,7 +159,6 @@ def fake_tables(data: Path, influence: np.ndarray, draw: np.random.Generator) ->
         "replacement": 0.3,
         "interchange": 0.1,
         "ratio": 1 / 3,
-        "caveat": "It predicts nothing.",
     }
     write_json(
         data / "redundancy.json",
@@ -676,7 +675,7 @@ def test_shades_run_from_dark_to_light() -> None:
 
 def test_choices_regime_and_the_sinks_maker(root: Path) -> None:
     page = report(root)
-    assert "Regime: divergent. Over 27 pairs" in page and "It predicts nothing." in page
+    assert "Regime: divergent. Over 27 pairs" in page and "it does not predict which criterion" in page
     assert "interchange 0.80: more prompts (redundancy.prompts) would still move them." in page
     assert re.search(r"Block 11 makes the sink token: rank \d+ of 30 \([\d.]+\) by influence", page)
     ranks = {"Deletion": "rank 30 of 30 (0.290)", "ShortGPT": "–", "Streamline of 3": "rank 2 of 30 (0.900)"}
