@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 from pipeline.errors import PalimpsestError
 from pipeline.study.cells import Job, Outcome, run_cell
-from pipeline.study.order import Start
+from pipeline.study.order import Handle, Start
 
 SECONDS_TO_ANSWER = 15
 
@@ -36,10 +36,16 @@ def local_cluster(workers: int) -> dict[str, Any]:
 @contextmanager
 def on_dask(address: str) -> Iterator[Start]:
     """Cells on the workers of the scheduler at `address`, with no Prefect server to show them."""
-    from distributed import Client
+    with _connected(address) as client:
 
-    with Client(address, timeout=SECONDS_TO_ANSWER, set_as_default=False) as client:
-        yield lambda job, _: client.submit(run_cell, job, key=f"{job.name}-{os.urandom(4).hex()}", pure=False)
+        def start(job: Job, _: Iterable[Handle]) -> Handle:
+            if client.status != "running":  # what is submitted now might wait for ever
+                handle: Future[Outcome] = Future()
+                handle.set_exception(CancelledError())
+                return handle
+            return client.submit(run_cell, job, key=f"{job.name}-{os.urandom(4).hex()}", pure=False)
+
+        yield start
 
 
 def finish(handle: Any, job: Job) -> Outcome:
@@ -66,17 +72,26 @@ def check_dask(address: str) -> str:
     """One sentence on the scheduler at `address`. Raises PalimpsestError if Dask is not installed or nothing answers there."""
     if importlib.util.find_spec("distributed") is None:
         raise PalimpsestError("--address needs Dask: pip install -c constraints.txt -e '.[cluster]'")
-    from distributed import Client
-
-    try:
-        with Client(address, timeout=SECONDS_TO_ANSWER, set_as_default=False) as client:
-            workers = client.scheduler_info(n_workers=-1)["workers"]
-    except (OSError, ValueError) as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise PalimpsestError(f"--address {address}: no Dask scheduler answers there ({why})") from None
+    with _connected(address) as client:
+        workers = client.scheduler_info(n_workers=-1)["workers"]
     if not workers:
         return f"The scheduler has no workers yet; the study begins with the first: dask worker --nthreads 1 {address}"
     return f"{len(workers)} Dask workers: {', '.join(sorted({str(one['host']) for one in workers.values()}))}"
+
+
+@contextmanager
+def _connected(address: str) -> Iterator[Any]:
+    from distributed import Client
+
+    for name in ("distributed", "distributed.client"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # tracebacks that say no more than the outcomes do
+    try:
+        client = Client(address, timeout=SECONDS_TO_ANSWER, set_as_default=False)
+    except (OSError, ValueError) as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise PalimpsestError(f"--address {address}: no Dask scheduler answers there ({why})") from None
+    with client:
+        yield client
 
 
 def has_dask() -> bool:

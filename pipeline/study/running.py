@@ -55,7 +55,7 @@ def run_study(
         def note(index: int, outcome: Outcome) -> None:
             outcomes[index] = outcome
             done = len(outcomes.keys() - {COMMON})
-            line = f"{'common stages' if index == COMMON else f'[{done}/{len(study.cells)}]'} {_said(study, outcome)}"
+            line = f"{'' if index == COMMON else f'[{done}/{len(study.cells)}] '}{_said(study, outcome)}"
             say(line)
             report(line, done / len(study.cells))
 
@@ -147,9 +147,9 @@ def _said(study: Study, outcome: Outcome) -> str:
     if outcome.result is None:
         return f"{outcome.cell.name}: {outcome.error}"
     measure = study.plan.measures[0]
-    found = f"{outcome.cell.name}: {measure} {outcome.result[measure]:.4g} " if outcome.result else ""
+    found = f": {measure} {outcome.result[measure]:.4g}" if outcome.result else ""
     ran = f"ran {', '.join(outcome.ran)}" if outcome.ran else "all from the cache"
-    return f"{found}({ran})"
+    return f"{outcome.cell.name}{found} ({ran})"
 
 
 def _check_repository(root: Path) -> None:

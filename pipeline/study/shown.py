@@ -8,6 +8,7 @@ from typing import Any
 from prefect import State, flow, task
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, create_table_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.context import FlowRunContext
 from prefect.futures import PrefectFuture
 from prefect.logging import get_run_logger
 from prefect.states import Completed, Failed
@@ -80,6 +81,9 @@ def run_shown(
 
 def _start(job: Job, after: Iterable[Handle]) -> Handle:
     good = [one for one in after if isinstance(one, PrefectFuture) and one.state.is_completed()]
+    client = getattr(FlowRunContext.get().task_runner, "_client", None)  # pyright: ignore[reportOptionalMemberAccess]
+    if client is not None and client.status != "running":
+        raise ConnectionError("the Dask scheduler was lost")
     submit: Any = show_cell.with_options(name=job.cell.name, task_run_name=job.cell.name).submit
     return submit(job, wait_for=good)
 

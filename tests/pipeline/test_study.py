@@ -230,6 +230,10 @@ def test_differences_are_paired_by_window_and_tested_over_seeds() -> None:
     p = [float(stats.ttest_rel(one.mean(1), base.mean(1))[1]) for one in (other, third)]  # type: ignore[arg-type]
     assert p[0] < p[1], "the test below expects this order"
     assert second.t_test == pytest.approx(min(1, 2 * p[0])) and last.t_test == pytest.approx(max(min(1, 2 * p[0]), p[1]))
+    w = [float(stats.wilcoxon(one.mean(1), base.mean(1)).pvalue) for one in (other, third)]  # type: ignore[attr-defined]
+    assert w[0] < w[1] and second.wilcoxon == pytest.approx(2 * w[0]) and last.wilcoxon == pytest.approx(max(2 * w[0], w[1]))
+    d = (third - base).mean(1)
+    assert last.effect == pytest.approx(d.mean() / np.sqrt(((d - d.mean()) ** 2).sum() / 4))
     text = table(study_of(outcomes), outcomes, [first, second, last])
     assert "5 seeds cannot give less than p = 0.12 by Wilcoxon, corrected for 2 settings" in text
 
