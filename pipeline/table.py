@@ -52,7 +52,11 @@ def _on_tasks(root: Path, variants: Sequence[str]) -> list[str]:
         cells.append([task, measure, count, *(_share(found.get(name)) for name in variants)])
     lines = ["", *_columns(cells + _means(rows, variants)), "", "p          exact McNemar test against dense, example by example"]
     tasks = read_json(root / DATA / "zeroshot" / "dense.json")["tasks"]
-    return [*lines, *(f"contract   {describe(one['contract'])}" for one in tasks.values())]
+    terms = [one["contract"] for one in tasks.values()]
+    shared = {key: value for key, value in terms[0].items() if all(one.get(key) == value for one in terms)} if terms[1:] else {}
+    lines += [f"contract   {describe(shared)}"] if shared else []
+    own = [{key: value for key, value in one.items() if key not in shared and key != "task"} for one in terms]
+    return lines + [f"           {name}: {describe(one)}" for name, one in zip(tasks, own, strict=True)]
 
 
 def _share(one: Mapping[str, Any] | None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.artifacts import ArtifactError, read_json, write_json, write_table
+from pipeline.artifacts import ArtifactError, read_json, write_json, write_table, write_text
 
 
 @dataclass(frozen=True)
@@ -61,16 +61,19 @@ def summary(result: Result) -> str:
 
 def write_results(summary_path: Path, examples_path: Path, results: Sequence[Result]) -> None:
     """Write both outputs of the stage; without results, files that say so."""
-    import pandas as pd
-
     tasks = {one.task: {**accuracies(one), "contract": one.contract} for one in results}
     write_json(summary_path, {"variant": summary_path.stem, "tasks": tasks})
+    columns = ["task", *Example.__dataclass_fields__]
+    if not results:
+        write_text(examples_path, ",".join(columns) + "\n")
+        return
+    import pandas as pd
+
     rows = [
         {"task": one.task, **asdict(example), "loglikelihoods": " ".join(map(repr, example.loglikelihoods))}
         for one in results
         for example in one.examples
     ]
-    columns = ["task", *Example.__dataclass_fields__]
     write_table(examples_path, pd.DataFrame(rows, columns=columns).astype({"correct_normalised": "Int64"}))
 
 

