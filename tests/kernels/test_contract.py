@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -47,6 +47,7 @@ def loop(count: int, contract: Contract, bos: int | None) -> list[tuple[list[int
     return found
 
 
+@settings(max_examples=200, deadline=None)
 @given(
     st.integers(0, 40), st.integers(2, 9), st.data(), st.sampled_from(["dropped", "kept"]), st.sampled_from(["new", "published"]),
     st.booleans(),
@@ -66,6 +67,7 @@ def test_windows_are_those_of_the_loop(
         assert [token for _, token in scored_pairs(windows, scored)] == list(range(2 - marked, count + 1)), "each token once"
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 40), st.integers(2, 9), st.booleans())
 def test_end_to_end_is_packing(count: int, window: int, marked: bool) -> None:
     contract = Contract(window=window, stride=window - marked, special_tokens="window" if marked else "none")
@@ -97,6 +99,7 @@ def test_bos_is_not_doubled() -> None:
         slide(text, Contract(window=4, stride=2, special_tokens="window"), BOS)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.text(alphabet="ab \n", max_size=8), max_size=5), st.integers(1, 6))
 def test_first_words(documents: list[str], count: int) -> None:
     words = " ".join(documents).split()[:count]

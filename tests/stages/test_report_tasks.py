@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
@@ -31,6 +31,7 @@ def answers(root: Path, variant: str, task: str) -> np.ndarray:
     return table[table.task == task].correct.to_numpy(bool)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 60), st.integers(0, 60))
 def test_mcnemar_is_a_binomial_test(lost: int, gained: int) -> None:
     expected = binomtest(lost, lost + gained, 0.5).pvalue if lost + gained else 1.0
@@ -42,6 +43,7 @@ def test_mcnemar_by_hand() -> None:
     assert mcnemar(1, 7) == pytest.approx(2 * 9 / 256) and mcnemar(3000, 0) < 1e-300
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 500), st.data(), st.sampled_from([0.5, 0.9, 0.95, 0.99]))
 def test_wilson_against_scipy(count: int, data: st.DataObject, confidence: float) -> None:
     right = data.draw(st.integers(0, count))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.files import Files
@@ -57,6 +57,7 @@ def test_against_the_plain_model(family: str, tmp_path: Path, monkeypatch: pytes
 TOKENS = st.lists(st.integers(1, 3), min_size=1, max_size=6).map(tuple)
 
 
+@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=12), st.integers(11, 40))
 def test_every_request_finds_what_it_reads_once(pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], longest: int) -> None:
     asked = [Request(*pair) for pair in pairs]
