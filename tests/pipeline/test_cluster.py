@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from ruamel.yaml import YAML
 
 from pipeline.errors import PalimpsestError
 from pipeline.reproduce import reproduce
+from pipeline.study.cells import Job, Outcome
 from pipeline.study.elsewhere import find_source
-from pipeline.study.mapping import check_dask
+from pipeline.study.mapping import check_dask, finish
+from pipeline.study.plan import Cell, Plan
 from tests.toy import REPOSITORY, make_toy, run
 
 STUDY: dict[str, Any] = {
@@ -182,6 +185,16 @@ def test_what_workers_could_not_get_is_refused_before_any_work(toy: Path, tmp_pa
     assert "does not answer" in refused()
     git(toy, "remote", "remove", "origin")
     assert "no git remote 'origin'" in refused() and len(revision) == 40
+
+
+def test_a_cell_that_takes_every_worker_along_is_a_row_that_says_so() -> None:
+    from distributed.scheduler import KilledWorker
+
+    handle: Future[Outcome] = Future()
+    handle.set_exception(KilledWorker("one-wanda", None, 3))  # type: ignore[arg-type]
+    cell = Cell("wanda", {}, {}, None)
+    outcome = finish(handle, Job("one-wanda", cell, Plan(**STUDY), Path(), None))
+    assert outcome.cell is cell and outcome.result is None and "every Dask worker that tried it died" in outcome.error
 
 
 def test_an_address_where_no_scheduler_answers_is_refused() -> None:

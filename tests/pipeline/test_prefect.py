@@ -264,16 +264,13 @@ def start_run(server: Server, deployment: str, **parameters: Any) -> str:
 
 
 def test_a_study_is_a_flow_whose_cells_are_tasks_on_dask_workers(project: Path, server: Server) -> None:
-    done = run(project, "pipeline", "study", "one", "--workers", "2", TOY_FAILS="evaluation@masked")
-    assert done.returncode == 1 and "Every cell failed (2 of 2)" in done.stderr and done.stderr.count("no column 'y'") == 2
-    assert server.states(server.last_run("palimpsest-study")["id"])["sparsegpt"] == "Failed"
-
     done = run(project, "pipeline", "study", "one", "--workers", "2")
     assert done.returncode == 0, done.stdout + done.stderr
     flow_run = server.last_run("palimpsest-study")
     assert flow_run["name"] == "study-one" and flow_run["parameters"] == {"study": "one", "workers": 2, "address": None}
     states = server.states(flow_run["id"])
-    assert states == {"common stages": "Cached", "sparsegpt": "Completed", "magnitude": "Completed"}
+    assert set(states) == {"common stages", "sparsegpt", "magnitude"}
+    assert states["sparsegpt"] == states["magnitude"] == "Completed"
     assert server.task_edges(flow_run["id"]) == {("common stages", "sparsegpt"), ("common stages", "magnitude")}
     shown = server.ask("artifacts", artifacts={"flow_run_id": {"any_": [flow_run["id"]]}})
     cell = next(one for one in shown if one["key"] == "one-magnitude")
@@ -318,6 +315,8 @@ def test_no_server_is_said_and_none_is_started(tmp_path: Path) -> None:
     done = run(root, "pipeline", "run", "tokens")
     assert done.returncode == 0 and "No Prefect server is running" in done.stdout and "2 ran in" in done.stdout
     assert not (root / ".prefect").exists()
+    done = run(root, "pipeline", "serve")
+    assert done.returncode == 1 and "start one: python -m pipeline ui" in done.stderr
 
 
 def test_a_server_that_dies_half_way_costs_a_warning(tmp_path: Path, start_server: Starter) -> None:
