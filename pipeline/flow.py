@@ -121,7 +121,10 @@ def make_flow(done: dict[str, Outcome], failed: dict[str, StageFailed]) -> Flow[
 
     @flow(name="palimpsest", persist_result=False, task_runner=WAITING)
     def palimpsest(
-        targets: list[str] | None = None, overrides: dict[str, Any] | None = None, force: bool = False, jobs: int = 2
+        targets: list[str] = [],  # noqa: B006, what the UI's form shows empty; nothing changes them
+        overrides: dict[str, Any] = {},  # noqa: B006
+        force: bool = False,
+        jobs: int = 2,
     ) -> State[Any]:
         """Bring stages up to date; what is up to date already is not run.
 
@@ -133,7 +136,7 @@ def make_flow(done: dict[str, Outcome], failed: dict[str, StageFailed]) -> Flow[
             jobs: stages side by side; one at a time with overrides.
         """
         try:
-            names = upstream(targets or [])
+            names = upstream(targets)
             trial = Trial(flow_run.get_name() or "", names, targets or names, overrides, force) if overrides else None
             work = trial.run if trial else _here(names, force, jobs)
         except PalimpsestError as error:

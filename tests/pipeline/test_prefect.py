@@ -115,7 +115,7 @@ def test_first_run_shows_the_dag_and_every_stage_completed(project: Path, server
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(everything(project))} ran in" in done.stdout and server.url.removesuffix("/api") in done.stdout
     flow_run = server.last_run()
-    given = {"targets": [], "overrides": None, "force": False, "jobs": 2}
+    given = {"targets": [], "overrides": {}, "force": False, "jobs": 2}
     assert flow_run["state_name"] == "Completed" and flow_run["parameters"] == given
     assert server.states(flow_run["id"]) == dict.fromkeys(everything(project), "Completed")
     assert server.task_edges(flow_run["id"]) == edges(read_graph(project / "dvc.yaml"))
