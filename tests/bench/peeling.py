@@ -28,10 +28,10 @@ def main() -> None:
     singles = windows[windows.stop == windows.start + 1].set_index("start")
     if not len(singles):
         raise SystemExit(f"{data / 'search_windows.csv'}: no windows of length 1; set search.windows: [1], then dvc repro search")
-    blocks = np.array(sorted(singles.index))
+    blocks = np.array(sorted(singles.index), dtype=np.int64)
     scores = _scores(data, blocks)
     marks = pd.read_csv(data / "redundancy_blocks.csv").set_index("block").sink
-    sinks = [block for block in blocks if isinstance(marks[block], str)]
+    sinks = [block for block in blocks.tolist() if isinstance(marks[block], str)]
     for some, words in ((blocks, "all"), (np.setdiff1d(blocks, sinks), f"without {sinks}, which make or end the sink")):
         print(f"\nn = {len(some)} blocks ({words}): Spearman of each score with the cost, p")
         print(f"{'':34s}" + "".join(f"{name:>22s}" for name in COSTS.values()))
@@ -53,7 +53,7 @@ def _scores(data: Path, blocks: NDArray[np.int64]) -> dict[str, NDArray[np.float
     other = pd.read_csv(data / "redundancy_blocks.csv").set_index("block").reindex(blocks)
     scores["influence, to compare"] = other.influence.to_numpy()
     scores["deletion KL, to compare"] = other.deletion.to_numpy() if "deletion" in other else np.full(len(blocks), np.nan)
-    fits = pd.read_csv(data / "yes_blocks.csv") if (data / "yes_blocks.csv").exists() else pd.DataFrame(columns=["prefix"])
+    fits = pd.read_csv(data / "yes_blocks.csv") if (data / "yes_blocks.csv").exists() else pd.DataFrame(columns=["prefix", "block"])
     direct = {"-".join(map(str, range(1, block + 2))): block for block in range(int(max(blocks)) + 2)}
     local = fits[fits.prefix.isin(direct)].set_index("block")
     if len(local):
