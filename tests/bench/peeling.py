@@ -53,7 +53,8 @@ def _scores(data: Path, blocks: NDArray[np.int64]) -> dict[str, NDArray[np.float
     other = pd.read_csv(data / "redundancy_blocks.csv").set_index("block").reindex(blocks)
     scores["influence, to compare"] = other.influence.to_numpy()
     scores["deletion KL, to compare"] = other.deletion.to_numpy() if "deletion" in other else np.full(len(blocks), np.nan)
-    fits = pd.read_csv(data / "yes_blocks.csv") if (data / "yes_blocks.csv").exists() else pd.DataFrame(columns=["prefix", "block"])
+    path = data / "yes_blocks.csv"
+    fits = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=["prefix", "block"])
     direct = {"-".join(map(str, range(1, block + 2))): block for block in range(int(max(blocks)) + 2)}
     local = fits[fits.prefix.isin(direct)].set_index("block")
     if len(local):
