@@ -10,4 +10,5 @@ from pydantic import BaseModel
 class Params(BaseModel):
     """Sections of params.yaml this stage reads: for the model card alone, all else it needs stands in its inputs."""
 
+    allocation: dict[str, Any]
     masking: dict[str, Any]

@@ -13,7 +13,8 @@ from stages.decoder.skeleton import Decoder
 def model_card(
     decoder: Decoder,
     removed: list[int],
-    criterion: str,
+    chosen: Mapping[str, Any],
+    allocation: Mapping[str, Any],
     masking: Mapping[str, Any],
     sparsity: float,
     metadata: Mapping[str, Any],
@@ -24,7 +25,8 @@ def model_card(
     Args:
         decoder: the dense model.
         removed: its blocks that are gone.
-        criterion: by which they were chosen.
+        chosen: removal_scores.json: `method` and `settings` by which they were chosen.
+        allocation: section `allocation` of params.yaml.
         masking: section `masking` of params.yaml.
         sparsity: share of the prunable weights, in the blocks that stay, that are masked.
         metadata: of ghost.safetensors.
@@ -39,8 +41,8 @@ def model_card(
         f"Made by Palimpsest from a {name} of {len(decoder)} blocks.",
         "",
         f"- Removed blocks (indices of the dense model, from 0): {', '.join(map(str, removed)) or 'none'}"
-        + (f", chosen by {criterion}." if removed else "."),
-        f"- {_masking(masking, sparsity)}",
+        + (f", chosen by {_with(chosen['method'], chosen.get('settings', {}))}." if removed else "."),
+        f"- {_masking(allocation, masking, sparsity)}",
         f"- Ghost operators: {', '.join(f'for {spell(*run)}' for run in operators) or 'none'}.",
         *_operators(metadata, operators),
         "",
@@ -56,15 +58,24 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
-def _masking(masking: Mapping[str, Any], sparsity: float) -> str:
+def _with(method: str, settings: Mapping[str, Any]) -> str:
+    """`shortgpt (axis token, spacing 0)`."""
+    said = ", ".join(f"{key} {value}" for key, value in settings.items())
+    return f"{method} ({said})" if said else method
+
+
+def _masking(allocation: Mapping[str, Any], masking: Mapping[str, Any], sparsity: float) -> str:
     if not sparsity:
         return "No weights are masked."
+    knobs = {"sparsity": allocation["sparsity"], **allocation.get(allocation["method"], {})}
+    knobs |= {key: allocation[key] for key in ("granularity", "projection")}
     how = [f"method {masking['method']}", f"pattern {masking['pattern']}", f"comparison {masking['comparison']}"]
-    how += [f"inputs {masking['activations']}"] * (masking["method"] != "magnitude")
-    how += [f"damping {masking['sparsegpt']['damping']:g}"] * (masking["method"] == "sparsegpt")
+    how += [f"rounding {masking['rounding']}"]
+    how += [f"inputs {masking['activations']}", f"expert_tokens {masking['expert_tokens']}"] * (masking["method"] != "magnitude")
+    how += [f"{key} {value:g}" for key, value in masking["sparsegpt"].items()] * (masking["method"] == "sparsegpt")
     return (
         f"{sparsity:.4f} of the prunable weights of the blocks that stay are masked ({', '.join(how)}) and stored as zeros; "
-        "they take as much space and time as before."
+        f"they take as much space and time as before. Shared out by {_with(allocation['method'], knobs)}."
     )
 
 
@@ -84,6 +95,9 @@ def _operators(metadata: Mapping[str, Any], operators: Mapping[tuple[int, int], 
                 f"- For {where} the matrix `{operator.into}` of block {start - 1} was changed; no parameter was added, and the "
                 "zeros its mask had made are gone."
             )
+        asked = metadata.get("settings", {}).get("sinks", "keep")
+        if asked in ("bypass", "restore") and (operator.sinks is None or not len(operator.sinks)):
+            lines.append(f"- For {where} no sink token was found that a rule tells, so none is treated apart.")
         if operator.sinks is not None and len(operator.sinks):
             which = ["the first token of a text"] * operator.sinks.first
             which += [f"tokens {', '.join(map(str, operator.sinks.ids))}"] * bool(operator.sinks.ids)

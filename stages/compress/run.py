@@ -76,9 +76,9 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         total = write_shards(partial, map(on_disk, parts), limit)
         mixed = {(block, operator.into) for block, operator in _folds(operators).items()}
         masked = recount(partial, decoder, kept, masks, on_disk, mixed)
-        criterion = str(read_json(inputs["removal_scores.json"]).get("method", "an unnamed criterion"))
-        sparsity = _sparsity(decoder, kept, masks)
-        card = model_card(decoder, removed, criterion, params.masking, sparsity, ghosts.metadata, operators)
+        chosen = read_json(inputs["removal_scores.json"])
+        sparsity = _sparsity(decoder, kept, masks, mixed)
+        card = model_card(decoder, removed, chosen, params.allocation, params.masking, sparsity, ghosts.metadata, operators)
         (partial / "README.md").write_text(card, encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
@@ -91,13 +91,14 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     say(f"read back from the export: all {masked:,} masked weights are zero{apart}")
 
 
-def _sparsity(decoder: Decoder, kept: list[int], masks: TensorFile) -> float:
-    """Share of the prunable weights of the blocks `kept` that are masked."""
+def _sparsity(decoder: Decoder, kept: list[int], masks: TensorFile, mixed: set[tuple[int, str]]) -> float:
+    """Share of the prunable weights of the blocks `kept` that are masked, and not filled again by a fold into one of `mixed`."""
     stay = whole = 0
     for index in kept:
         for matrix in prunable_matrices(decoder.blocks[index]):
-            stay += int(masks.read(kept_name(index, matrix.name)))
-            whole += matrix.view(decoder.blocks[index]).numel()
+            size = matrix.view(decoder.blocks[index]).numel()
+            stay += size if (index, matrix.name) in mixed else int(masks.read(kept_name(index, matrix.name)))
+            whole += size
     return 1 - stay / whole if whole else 0.0
 
 

@@ -185,6 +185,11 @@ def _apart(student: Student, wanted: Ghost, start: int, stop: int, split: int) -
     rule = sink_rule(found[:split], student.ids[:split], wanted.sinks) if wanted.sinks in ("bypass", "restore") else None
     kinds = torch.full(student.ids.shape, -1) if rule is None else rule.kinds(student.ids)
     apart = Apart(found, rule, kinds)
+    if not int(found.sum()) and wanted.sinks != "keep":
+        say(
+            f"{spell(start, stop)}: no token is beyond ghost.sink_threshold = {wanted.sink_threshold:g}, so there is no sink to "
+            f"{wanted.sinks}"
+        )
     if int(found.sum()):
         told = "" if rule is None else apart.told(student.ids)
         say(f"{spell(start, stop)}: {int(found.sum())} sink tokens ({wanted.sinks}){told}")

@@ -58,8 +58,8 @@ def say_after(
         names = [f"{name} of block {block}" for block, name in zip(thin.block, thin.matrix, strict=True)]
         some = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
         say(
-            f"{len(thin)} of {len(table)} matrices saw fewer tokens than they have inputs ({some}): damping "
-            " carries their Hessians; masking.expert_tokens sets from how many on they are trusted"
+            f"{len(thin)} of {len(table)} matrices saw fewer tokens than they have inputs ({some}): damping alone "
+            "carries their Hessians; masking.expert_tokens sets from how many on they are trusted"
         )
     asked = pd.Series([wishes[key].share for key in keys])
     off = (table.sparsity - asked).abs()

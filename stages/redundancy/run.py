@@ -165,7 +165,8 @@ def _verdict(
 ) -> dict[str, Any]:
     """The regime, how far the prompts suffice, what was left out, and what was not finite; said as well as returned."""
     last = len(types) - 1
-    inner = table[(table.j - table.i == 1) & (table.i > 0) & (table.j < last)]
+    apart = np.array([pair in set(unlike) for pair in zip(table.i, table.j, strict=True)], dtype=bool)
+    inner = table[(table.j - table.i == 1) & (table.i > 0) & (table.j < last) & ~apart]
     found = (
         verdict(inner.replacement.to_numpy(), inner.interchange.to_numpy(), wanted.tied, wanted.divergent)
         if wanted.swaps

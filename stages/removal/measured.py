@@ -8,10 +8,10 @@ import pandas as pd
 from pipeline.errors import PalimpsestError
 
 
-def iterative(steps: pd.DataFrame, count: int, protected: set[int]) -> tuple[list[int], dict[int, float]]:
+def iterative(steps: pd.DataFrame, count: int, protected: set[int], spacing: int = 0) -> tuple[list[int], dict[int, float]]:
     """The first `count` blocks of the greedy order, and the KL after each.
 
-    Raises PalimpsestError if fewer were measured, or if the order takes a protected block.
+    Raises PalimpsestError if fewer were measured, or if the order takes a protected block or two nearer than `spacing`.
     """
     chosen = steps.loc[steps.removed == 1].sort_values(by="step")[:count]
     if len(chosen) < count:
@@ -23,7 +23,14 @@ def iterative(steps: pd.DataFrame, count: int, protected: set[int]) -> tuple[lis
         raise PalimpsestError(
             f"params.yaml: removal.protect has block {taken[0]}, which the greedy order takes; add it to search.protect"
         )
-    return sorted(chosen.block.tolist()), dict(zip(chosen.block.tolist(), chosen.divergence.tolist(), strict=True))
+    blocks = sorted(chosen.block.tolist())
+    near = [(one, other) for one, other in zip(blocks, blocks[1:], strict=False) if other - one <= spacing]
+    if near:
+        raise PalimpsestError(
+            f"params.yaml: removal.spacing = {spacing}: the greedy order takes blocks {near[0][0]} and {near[0][1]}; measure one "
+            f"that does not: search.spacing: {spacing}"
+        )
+    return blocks, dict(zip(chosen.block.tolist(), chosen.divergence.tolist(), strict=True))
 
 
 def recoverable(windows: pd.DataFrame, count: int, protected: set[int]) -> tuple[list[int], dict[int, float]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import pandas as pd
@@ -9,10 +10,10 @@ import pandas as pd
 Order = list[tuple[int, float]]  # (block, its score), the first to go first
 
 
-def by_block(scores: Mapping[int, float], highest_first: bool = False) -> Order:
-    """Blocks by their scores, the least first; of equal ones the earlier."""
+def by_block(scores: Mapping[int, float], highest_first: bool = False, ties: Mapping[int, float] | None = None) -> Order:
+    """Blocks by their scores, the least first; of equal ones that with the lower `ties` as `lowest` has it, then the earlier."""
     sign = -1 if highest_first else 1
-    return sorted(scores.items(), key=lambda one: (sign * one[1], one[0]))
+    return sorted(scores.items(), key=lambda one: (sign * one[1], (ties or {}).get(one[0], math.inf), one[0]))
 
 
 def by_window(scores: Mapping[int, float], count: int, highest_first: bool = False) -> Order:
@@ -30,8 +31,8 @@ def by_window(scores: Mapping[int, float], count: int, highest_first: bool = Fal
     return by_block(best, highest_first)
 
 
-def greedy(steps: pd.DataFrame) -> Order:
-    """Blocks in the order in which they were taken, then the others by their divergence when last tried.
+def greedy(steps: pd.DataFrame, protected: set[int]) -> Order:
+    """Blocks that may go, in the order in which they were taken, then the others by their divergence when last tried.
 
     Args:
         steps: step, block, divergence, removed (1 for the block that was taken): every block tried at every step.
@@ -40,4 +41,5 @@ def greedy(steps: pd.DataFrame) -> Order:
     last = {block: (step, value, taken) for step, block, value, taken in sorted(zip(*columns, strict=True))}
     taken = sorted((step, block, value) for block, (step, value, gone) in last.items() if gone)
     rest = sorted((value, block) for block, (_, value, gone) in last.items() if not gone)
-    return [(block, value) for _, block, value in taken] + [(block, value) for value, block in rest]
+    both = [(block, value) for _, block, value in taken] + [(block, value) for value, block in rest]
+    return [(block, value) for block, value in both if block not in protected]

@@ -12,7 +12,7 @@ from pipeline.errors import PalimpsestError
 from pipeline.files import Files
 from stages.removal import Params, Removal
 from stages.removal.measured import iterative, recoverable
-from stages.removal.order import by_block, by_window, greedy
+from stages.removal.order import Order, by_block, by_window, greedy
 from stages.removal.pairwise import pairwise, replacement_pairs
 from stages.removal.random import random
 from stages.removal.ranking import lowest
@@ -21,7 +21,12 @@ from stages.removal.shortgpt import shortgpt
 from stages.removal.streamline import streamline
 
 WINDOWS = ("streamline", "recoverable")  # criteria that score windows of blocks, not blocks
+PAIRWISE = ("replacement", "interchange")  # whose scores of adjacent blocks often tie
 COUNTS = (1, 3, 5)  # how many blocks every criterion is asked for, beside removal.count, to be compared
+SETTINGS = {  # what each criterion goes by, beside removal.protect
+    "random": ("spacing", "seed"), "streamline": ("axis",), "shortgpt": ("axis", "spacing"), "replacement": ("credit", "spacing"),
+    "interchange": ("credit", "spacing"), "deletion": ("spacing",),
+}  # fmt: skip
 Choice = tuple[list[int], dict[int, float]]
 
 
@@ -57,7 +62,7 @@ def _deletion(scores: Scores, wanted: Removal, protected: set[int]) -> Choice:
 
 
 def _iterative(scores: Scores, wanted: Removal, protected: set[int]) -> Choice:
-    return iterative(scores.steps, wanted.count, protected)
+    return iterative(scores.steps, wanted.count, protected, wanted.spacing)
 
 
 def _recoverable(scores: Scores, wanted: Removal, protected: set[int]) -> Choice:
@@ -101,7 +106,12 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     write_json(outputs["removal.json"], {"removed": removed})
     write_json(
         outputs["removal_scores.json"],
-        {"method": wanted.method, "scores": _keyed(scores.items()), "order": _orders(saved, wanted, protected)},
+        {
+            "method": wanted.method,
+            "settings": {name: getattr(wanted, name) for name in SETTINGS.get(wanted.method, ())},
+            "scores": _keyed(scores.items()),
+            "order": _orders(saved, wanted, protected),
+        },
     )
     write_table(outputs["removal_choices.csv"], _choices(saved, wanted, protected))
     say(f"{wanted.method}: removes {removed or 'nothing'} of {blocks} blocks")
@@ -112,24 +122,23 @@ def _keyed(scores: Iterable[tuple[int, float]]) -> dict[str, float]:
 
 
 def _orders(saved: Scores, wanted: Removal, protected: set[int]) -> dict[str, list[list[float]]]:
-    """criterion -> [block, score], the first to go first, for every criterion whose scores were measured; windows at
-    `removal.count`."""
-    orders: dict[str, list[list[float]]] = {}
+    """criterion -> [block, score], the first to go first, for every criterion whose scores were measured; windows of
+    `removal.count` blocks, where there are any."""
+    orders: dict[str, Order] = {"iterative": greedy(saved.steps, protected)}
     for name in METHODS:
-        if name == "random":
+        if name in ("random", "iterative"):
             continue
+        count = wanted.count if name in WINDOWS else 1  # a block's score does not depend on how many go
+        asked = wanted.model_copy(update={"method": name, "count": count})
         try:
-            _, scores = METHODS[name](saved, wanted.model_copy(update={"method": name}), protected)
+            _, scores = METHODS[name](saved, asked, protected)
         except PalimpsestError:
             continue
-        if name == "iterative":
-            order = greedy(saved.steps)
-        elif name in WINDOWS:
-            order = by_window(scores, wanted.count, highest_first=name == "streamline")
+        if name in WINDOWS:
+            orders[name] = by_window(scores, count, highest_first=name == "streamline")
         else:
-            order = by_block(scores)
-        orders[name] = [[block, score] for block, score in order]
-    return orders
+            orders[name] = by_block(scores, ties=saved.deletions(needed=False) if name in PAIRWISE else None)
+    return {name: [[block, score] for block, score in order] for name, order in sorted(orders.items()) if order}
 
 
 def _choices(saved: Scores, wanted: Removal, protected: set[int]) -> pd.DataFrame:

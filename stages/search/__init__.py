@@ -14,6 +14,7 @@ class Search(Section):
     steps: int = Field(default=0, ge=0)  # iterative: removals one after another, one sweep over the weights each
     windows: list[int] = []  # recoverable: lengths of windows
     protect: list[int] = [0, -1]  # blocks never tried
+    spacing: int = Field(default=0, ge=0)  # iterative: blocks taken are more than this apart
     prompts: int = Field(default=4, ge=1)  # calibration windows, from the first on; ghosts are fitted on the others
     length: int = Field(default=64, ge=1)  # tokens of each
     memory: int = Field(default=1_000_000_000, ge=1)  # bytes for the streams of all variants

@@ -54,7 +54,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
             found = measure(decoder, variants, prompts, batch_tokens=compute.batch_tokens, memory=wanted.memory)
             return found.mean(1).tolist()
 
-        steps = _steps(greedy(candidates, wanted.steps, cost))
+        steps = _steps(greedy(candidates, wanted.steps, cost, wanted.spacing))
         recoveries = {
             (start, stop): recover(
                 tape, start, stop, prompts.count, wanted.ridge, wanted.sink_threshold, compute.batch_tokens, device

@@ -184,6 +184,19 @@ def test_the_card_says_what_was_really_used(copied: Finished) -> None:
     assert "For blocks 1 to 2 the ridge used is 0.5" in card
 
 
+def test_the_card_says_how_weights_and_blocks_were_chosen(copied: Finished) -> None:
+    project = copied("llama")
+    project.run("allocation", allocation={"method": "pals", "sparsity": 0.5})
+    project.run("masking", masking={"method": "sparsegpt"})
+    project.run("removal", removal={"method": "shortgpt", "count": 1})
+    project.run("ghost", ghost={"sinks": "restore", "sink_threshold": 1e6})
+    project.run("compress", allocation={"method": "pals", "sparsity": 0.5}, masking={"method": "sparsegpt"})
+    card = (project.data / "compressed" / "README.md").read_text()
+    assert "chosen by shortgpt (axis token, spacing 0)." in card and "rounding exact" in card and "block 128" in card
+    assert "Shared out by pals (sparsity 0.5, " in card and "percentile 99.0" in card
+    assert "no sink token was found that a rule tells, so none is treated apart" in card
+
+
 def test_code_beside_a_checkpoint_that_was_not_run_is_not_exported(copied: Finished) -> None:
     """Evaluation trusts the code in `compressed/`, so only the file written here may lie there."""
     project = copied("llama")

@@ -14,8 +14,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipeline.tensors import write_tensors
+from stages.decoder.tape import Tape
+from stages.decoder.wavefront import Prompts
 from stages.redundancy import Redundancy
-from stages.redundancy.run import _pair_rows
+from stages.redundancy.run import SWAPS, _pair_rows, _verdict
 from tests.project import Project
 from tests.stages.conftest import Finished
 from tests.stages.test_wavefront import plain_kl, rewired
@@ -151,6 +153,16 @@ def test_unlike_blocks_are_named_and_not_swapped(copied: Finished) -> None:
         (i, j) for i, j in combinations(range(4), 2) if j - i < 3
     }
     assert all(one["types"][0] != one["types"][1] for one in verdict["unlike_pairs"])
+
+
+def test_a_model_without_alike_neighbours_says_that(copied: Finished) -> None:
+    project = copied("gemma3")
+    table = pd.DataFrame({"i": [1, 1], "j": [2, 3], "replacement": [float("nan"), 1.0], "interchange": [float("nan"), 1.0]})
+    prompts = Prompts(Tape(project.data / "tape.safetensors"), 1, 4)
+    blocks = pd.DataFrame({"block": range(4), "sink": ""})
+    empty = np.zeros((1, 0))
+    found = _verdict(table, blocks, empty, np.zeros((1, len(SWAPS), 0)), [(1, 2)], ["a", "b", "c", "d"], prompts, Redundancy())
+    assert found["note"] == "regime and gap are not known: the model has no two adjacent inner blocks of one type"
 
 
 def test_without_swaps_only_streams_are_compared(copied: Finished) -> None:

@@ -208,10 +208,22 @@ def test_iterative_and_recoverable(tmp_path: Path) -> None:
     for removal, message in (
         ({"method": "iterative", "count": 3}, r"removal\.count = 3: 2 steps were measured; set search\.steps: 3"),
         ({"method": "iterative", "count": 2, "protect": [4]}, r"removal\.protect has block 4.*search\.protect"),
+        ({"method": "iterative", "count": 2, "spacing": 2}, r"removal\.spacing = 2: .*blocks 2 and 4; .*search\.spacing: 2"),
         ({"method": "recoverable", "count": 3}, r"removal\.count = 3: no window of 3 blocks.*add 3 to search\.windows"),
     ):
         with pytest.raises(PalimpsestError, match=message):
             select(tmp_path, *measured(), steps=steps, windows=windows, **removal)
+
+
+def test_every_criterion_has_an_order_whatever_is_asked_for(tmp_path: Path) -> None:
+    """And the first of an order is what goes where one block goes, ties too."""
+    steps = pd.DataFrame([[1, 2, 0.1, 1], [1, 3, 0.2, 0]], columns=STEPS)
+    tables = measured(interchange=[9.0, 9.0, 0.2, 9.0, 9.0], deletion=[1.0, 1.0, 7.0, 5.0, 1.0, 1.0])
+    for removal in ({"method": "list", "blocks": [1]}, {"method": "none", "count": 99}, {"method": "interchange", "count": 1}):
+        found = select(tmp_path, *tables, steps=steps, **removal)
+        order = json.loads((tmp_path / "data/removal_scores.json").read_text())["order"]
+        assert {"deletion", "interchange", "iterative", "shortgpt"} <= set(order)
+    assert found["removed"] == [3] == [block for block, _ in order["interchange"]][:1], "2 and 3 tie; 3 costs less to delete"
 
 
 @pytest.mark.parametrize("method", ["replacement", "interchange", "deletion"])

@@ -208,6 +208,9 @@ def test_replaceme_changes_one_matrix_and_adds_nothing(family: str, matrix: str,
     assert list(growth.boundary) == [1, 3, 4] and np.isfinite(growth.to_numpy()).all()
     card = (project.data / "compressed" / "README.md").read_text()
     assert f"the matrix `{matrix}` of block 0 was changed" in card and "trust_remote_code" not in card
+    masks = pd.read_csv(project.data / "masks.csv").query("block in [0, 3]")
+    zeros = (masks.sparsity * masks.parameters)[~((masks.block == 0) & (masks.matrix == matrix))]
+    assert f"- {zeros.sum() / masks.parameters.sum():.4f} of the prunable weights" in card, "a fold fills its matrix"
 
 
 @pytest.mark.parametrize(("family", "why"), [("gemma2", "a norm behind it"), ("olmo2", "a norm"), ("mixtral", "experts")])

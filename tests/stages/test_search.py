@@ -100,6 +100,15 @@ def test_a_sink_is_kept_out_of_the_fit_and_restored(project: Project, tmp_path: 
     assert row.error == pytest.approx(float((x @ m - (y - x)).norm() / (y - x).norm()), rel=0.1), "of the other tokens alone"
 
 
+def test_spaced_steps_stay_apart() -> None:
+    cost = lambda variants: [float(len(variants) - place) for place in range(len(variants))]  # noqa: E731  the last is least
+    assert [best for _, best in greedy([1, 2, 3, 4, 5], 3, cost, spacing=1)] == [5, 3, 1]
+    with pytest.raises(
+        PalimpsestError, match=r"search\.steps = 4: with search\.spacing = 1 none is left at step 4; allowed: 0 to 3"
+    ):
+        greedy([1, 2, 3, 4, 5], 4, cost, spacing=1)
+
+
 def test_what_is_not_finite_is_said_and_never_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     nan, inf = float("nan"), float("inf")
     costs = iter([[nan, 0.5, inf], [0.7, nan], [nan]])
