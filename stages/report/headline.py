@@ -11,6 +11,7 @@ from stages.report.columns import Columns
 from stages.report.comparison import Difference
 from stages.report.naming import method
 from stages.report.results import Results
+from stages.report.shares import Shares, read_shares
 
 FEW_RUNS = 4  # more removed runs than these are not spelled out
 
@@ -27,7 +28,10 @@ def deeds(results: Results, params: Mapping[str, Any]) -> str:
     """What was done, in one sentence: masks, removal, operators, as the tables show them."""
     masked, done = results.variants["masked"], []
     if masked.sparsity > 0:
-        how = f"{method(params['masking']['method'])}, {method(params['allocation']['method'])} allocation"
+        pattern = params["masking"]["pattern"]
+        where = "" if pattern == "unstructured" else f" in the pattern {pattern}"
+        how = f"{method(params['masking']['method'])}{where}, {method(params['allocation']['method'])} allocation"
+        how += _by_the_masks(read_shares(results.allocation, results.masks), pattern)
         done.append(f"{percent(masked.sparsity)} of the prunable weights are set to zero ({how})")
     if results.removed:
         which = f"{blocks(results.removed)}, " if len(results.gaps) <= FEW_RUNS else ""
@@ -67,6 +71,14 @@ def short_protocol(protocol: Mapping[str, str]) -> str:
     words |= {"special_tokens": "special tokens: {}", "dtype": "{}"}
     stated = [form.format(protocol[key]) for key, form in words.items() if key in protocol]
     return ", ".join([*stated, f"{protocol['tokens_scored']} tokens scored"])
+
+
+def _by_the_masks(shares: Shares, pattern: str) -> str:
+    """What the masks made of the allocation, in few words; nothing where they are as asked."""
+    if not shares.missed_each.any():
+        return ""
+    how = "made uniform" if shares.levelled else "rounded"
+    return f" {how} by {'the masks' if pattern == 'unstructured' else 'it'}"
 
 
 def _stand_in(ghost: Columns) -> str:

@@ -53,19 +53,23 @@ def _zeroshot(scores: Sequence[Score]) -> pd.DataFrame:
 
 
 def per_block_sparsity(allocation: Columns) -> tuple[list[int], Floats]:
-    """Blocks and the sparsity of each: the parameter-weighted mean where it is set per matrix."""
-    weights = np.nan_to_num(allocation.numbers("parameters"))
-    weights = np.where(weights > 0, weights, 1.0)
-    blocks, of = np.unique(allocation.whole("block"), return_inverse=True)
-    zeros = np.bincount(of, weights=weights * allocation.numbers("sparsity"))
-    return blocks.tolist(), zeros / np.bincount(of, weights=weights)
+    """Blocks and the sparsity of each: the parameter-weighted mean where it is set per matrix. Of masks.csv likewise."""
+    return _block_means(allocation, "sparsity")
 
 
 def per_block_score(allocation: Columns) -> Floats:
-    """The score of each block, averaged over its matrices where it is given per matrix; NaN where there is none."""
-    scores, of = allocation.numbers("score"), np.array(allocation.whole("block"))
-    found = [scores[(of == block) & np.isfinite(scores)] for block in np.unique(of)]
-    return np.array([one.mean() if len(one) else np.nan for one in found])
+    """The score of each block: like its sparsity a parameter-weighted mean where it is set per matrix; NaN where there is none."""
+    known = allocation.pick(np.isfinite(allocation.numbers("score")))
+    scores = dict(zip(*_block_means(known, "score"), strict=True)) if len(known) else {}
+    return np.array([scores.get(block, np.nan) for block in np.unique(allocation.whole("block")).tolist()])
+
+
+def _block_means(table: Columns, column: str) -> tuple[list[int], Floats]:
+    weights = np.nan_to_num(table.numbers("parameters"))
+    weights = np.where(weights > 0, weights, 1.0)
+    blocks, of = np.unique(table.whole("block"), return_inverse=True)
+    weights = weights / np.bincount(of, weights=weights)[of]  # first, so that a block of one row keeps its value to the bit
+    return blocks.tolist(), np.bincount(of, weights=weights * table.numbers(column))
 
 
 def kept_per_matrix(masks: Columns) -> tuple[list[str], Floats]:

@@ -130,9 +130,10 @@ def fake_tables(data: Path, influence: np.ndarray, draw: np.random.Generator) ->
     table = pd.DataFrame({"block": range(blocks), "matrix": "", "parameters": 20_000, "score": score, "sparsity": sparsity})
     write_table(data / "allocation.csv", table)
     kept = pd.DataFrame([[block, name] for block in range(blocks) for name in MATRICES], columns=["block", "matrix"])
+    asked = sparsity[kept.block]
     write_table(
         data / "masks.csv",
-        kept.assign(parameters=10_000, tokens=512, sparsity_asked=0.5, sparsity=0.5, kept_magnitude=0.8, method="wanda"),
+        kept.assign(parameters=10_000, tokens=512, sparsity_asked=asked, sparsity=asked, kept_magnitude=0.8, method="wanda"),
     )
     depth, chance = np.linspace(0, 1, blocks), np.random.default_rng(1)
     weighed = {
@@ -416,12 +417,13 @@ def test_nothing_masked_and_nothing_removed(tmp_path: Path) -> None:
     data = tmp_path / "data"
     fake_results(data, removed=())
     edit_table(data / "allocation.csv", lambda table: table.assign(sparsity=0.0, score=0.0))
+    edit_table(data / "masks.csv", lambda table: table.assign(sparsity=0.0))
     dense = json.loads((data / "evaluation/dense.json").read_text())
     for name in ("masked", "removed", "compressed"):
         write_json(data / f"evaluation/{name}.json", {**dense, "variant": name})
     text = report(tmp_path, {"allocation": {"sparsity": 0.0}, "removal": {"method": "none"}})
     assert "nothing masked, nothing removed" in text and "Perplexity stays at" in text
-    assert "No block was removed" in text and "No block is asked for any zeros" in text
+    assert "No block was removed" in text and "No block gives up any weights" in text
     assert not (data / "pictures/ghost.svg").exists()
     assert list(pd.read_csv(data / "plots/ghost.csv").columns) == ["blocks", "series", "error"]
     assert not re.search(r"\bnan\b", text)
@@ -467,6 +469,8 @@ def test_the_score_is_called_what_it_is(tmp_path: Path, method: str, title: str)
 def test_the_rules_are_ranked_side_by_side(tmp_path: Path) -> None:
     """Outliers fall with depth: OWL spares block 0 most. Scores rise with depth: DLP, which prunes large ones, spares it too."""
     fake_results(tmp_path / "data", blocks=10, removed=(7,))
+    outliers = pd.read_csv(tmp_path / "data/importance.csv").score_outliers_5
+    edit_table(tmp_path / "data/allocation.csv", lambda table: table.assign(score=100 * outliers))
     picture = (report(tmp_path, {"allocation": {"method": "owl"}}), (tmp_path / "data/pictures/sparsity.svg").read_text())[1]
     for name in ("OWL", "DLP"):
         assert f"{name}, block 0: 1.00" in picture and f"{name}, block 9: 0.00" in picture
@@ -474,6 +478,7 @@ def test_the_rules_are_ranked_side_by_side(tmp_path: Path) -> None:
     edit_table(tmp_path / "data/sensitivity.csv", lambda table: table.assign(rise=None, error=None))
     edit_table(tmp_path / "data/importance.csv", lambda table: table[["block", "matrix"]])
     edit_table(tmp_path / "data/statistics.csv", lambda table: table[["block", "place"]])
+    edit_table(tmp_path / "data/allocation.csv", lambda table: table.assign(score=0.0))
     assert "How each rule ranks" not in report(tmp_path)
 
 

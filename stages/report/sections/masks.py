@@ -12,6 +12,7 @@ from stages.report.naming import method
 from stages.report.plots import kept_per_matrix
 from stages.report.results import Results
 from stages.report.sections import Part, Table, calibration
+from stages.report.shares import read_shares, worst
 
 
 def masks(results: Results, params: dict[str, Any]) -> Part:
@@ -51,8 +52,8 @@ def _is_expert(name: str) -> bool:
 
 
 def _exceptions(results: Results, wanted: dict[str, Any]) -> list[str]:
-    """Fallbacks, raised damping, dead inputs: whatever was not done as asked."""
-    table, readings = results.masks, []
+    """Other shares, fallbacks, raised damping, dead inputs: whatever was not done as asked."""
+    table, readings = results.masks, worst(read_shares(results.allocation, results.masks))
     names, methods = table.words("matrix"), table.words("method")
     fallen = [index for index, one in enumerate(methods) if one == "magnitude" != wanted["method"]]
     if fallen:

@@ -8,6 +8,7 @@ import numpy as np
 
 from stages.report.columns import Columns, Floats
 from stages.report.naming import method
+from stages.report.plots import per_block_score
 from stages.report.results import Results
 from stages.report.strips import strips
 
@@ -19,10 +20,10 @@ def score_name(params: dict[str, Any]) -> str:
     allocation = params["allocation"]
     knobs = allocation.get(allocation["method"], {})
     names = {
-        "pals": lambda: f"{knobs['percentile']:g}% of |activations| lie below, {knobs['source'].replace('_', ' ')}",
+        "pals": lambda: f"{knobs['percentile']:g}% of |activations| lie below, {_pals_place(knobs)}",
         "owl": lambda: f"Outliers: % of scores above {knobs['multiple']:g} times their mean",
         "dlp": lambda: f"{knobs['reducer'].capitalize()} of the scores |W|·‖x‖",
-        "alphapruning": lambda: f"Tail exponent α of the weights' spectra ({knobs['fit']})",
+        "alphapruning": lambda: f"Tail exponent α of the weights' spectra ({_alpha_column(knobs)[6:].replace('_', ', ')})",
         "gradient": lambda: "Mean |∂L/∂W|" if knobs["kind"] == "gradient" else "Mean |W · ∂L/∂W|",
         "measured": lambda: f"{RISES.get(params['sensitivity']['method'], 'Rise')} with one block pruned alone, nats",
         "random": lambda: "Random numbers",
@@ -38,7 +39,7 @@ def rise_errors(results: Results, blocks: list[int]) -> Floats:
 
 def rankings(results: Results, params: dict[str, Any]) -> str:
     """A picture of how every rule would rank the blocks; empty where none was measured."""
-    found = _measured(results, params["allocation"])
+    found = _for_each_rule(results, params["allocation"])
     if not found:
         return ""
     ranked = {name: _shares(values) for name, values in found.items()}
@@ -47,22 +48,52 @@ def rankings(results: Results, params: dict[str, Any]) -> str:
     return strips(title, ranked, chosen if chosen in ranked else "", ("pruned most", "spared most"), _description(ranked))
 
 
-def _measured(results: Results, allocation: dict[str, Any]) -> dict[str, Floats]:
-    """Rule -> its score for each block, turned so that a high one is spared; rules that tell no block apart left out."""
-    weights, ends = _whole_blocks(results.importance), results.statistics.ordered("block")
-    places = np.array([name == allocation["pals"]["source"].removeprefix("block_") for name in ends.words("place")], dtype=bool)
-    percentile = f"p{allocation['pals']['percentile']!r}".removesuffix(".0")
+def _for_each_rule(results: Results, allocation: dict[str, Any]) -> dict[str, Floats]:
+    """Rule -> its score for each block, turned so that a high one is spared; rules that tell no block apart left out.
+
+    The rule in use has the score that the allocation went by, all others what they would read of the same tables.
+    """
+    weights = _whole_blocks(results.importance)
     owl = f"score_outliers_{allocation['owl']['multiple']!r}".removesuffix(".0")
     scores = {
-        "pals": ends.pick(places).numbers(percentile),
+        "pals": _percentiles(results, allocation["pals"]),
         "owl": weights.numbers(owl),
-        "dlp": -weights.numbers(f"score_{allocation['dlp']['reducer']}"),
-        "alphapruning": -weights.numbers(f"alpha_{allocation['alphapruning']['fit']}"),
+        "dlp": weights.numbers(f"score_{allocation['dlp']['reducer']}"),
+        "alphapruning": weights.numbers(_alpha_column(allocation["alphapruning"])),
         "gradient": weights.numbers({"gradient": "gradient", "weighted": "weighted_gradient"}[allocation["gradient"]["kind"]]),
         "measured": results.sensitivity.ordered("block").numbers("rise"),
     }
-    told = {method(name): values for name, values in scores.items() if len(set(values[np.isfinite(values)])) > 1}
-    return {name: values for name, values in told.items() if len(values) == results.blocks}
+    scores[allocation["method"]] = per_block_score(results.allocation)
+    pruned = {"dlp", "alphapruning", *(["pals"] if allocation["pals"]["sign"] == "spare_low" else [])}  # where the score is high
+    told = {name: values for name, values in scores.items() if len(set(values[np.isfinite(values)])) > 1}
+    whole = {name: values for name, values in told.items() if len(values) == results.blocks}
+    return {method(name): -values if name in pruned else values for name, values in whole.items()}
+
+
+def _percentiles(results: Results, knobs: dict[str, Any]) -> Floats:
+    """What PALS would go by, [block]; the mean over sequences of matrices' inputs is weighted by their widths."""
+    column = f"p{knobs['percentile']!r}".removesuffix(".0")
+    column += "_per_sequence" if knobs["pooling"] == "mean_of_sequences" else ""
+    table = results.statistics.ordered("block")
+    if knobs["source"] == "linear_inputs" and knobs["pooling"] == "mean_of_sequences":
+        rows = table.pick((table.numbers("parameters") > 0) & np.isfinite(table.numbers(column)))
+        of, widths, many = np.array(rows.whole("block"), dtype=int), rows.numbers("width"), results.blocks
+        total = np.bincount(of, widths * rows.numbers(column), many)
+        count = np.bincount(of, widths, many)
+        return np.divide(total, count, out=np.full(len(total), np.nan), where=count > 0)
+    place = "linears" if knobs["source"] == "linear_inputs" else knobs["source"].removeprefix("block_")
+    return table.pick(np.array([name == place for name in table.words("place")], dtype=bool)).numbers(column)
+
+
+def _pals_place(knobs: dict[str, Any]) -> str:
+    mean = ", mean of windows" if knobs["pooling"] == "mean_of_sequences" else ""
+    return knobs["source"].replace("_", " ") + mean
+
+
+def _alpha_column(knobs: dict[str, Any]) -> str:
+    """The column of importance.csv: only a tail that is scanned for the peak has a corrected window."""
+    corrected = knobs["fit"] == "peak" and knobs["window"] == "corrected"
+    return f"alpha_{knobs['fit']}{'_corrected' if corrected else ''}"
 
 
 def _whole_blocks(importance: Columns) -> Columns:

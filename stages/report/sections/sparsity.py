@@ -11,10 +11,11 @@ from pipeline.drawing.chart import Key
 from pipeline.drawing.notation import number, percent
 from stages.report.columns import Columns, Floats
 from stages.report.naming import method
-from stages.report.plots import per_block_score, per_block_sparsity
+from stages.report.plots import per_block_score
 from stages.report.results import Results
 from stages.report.sections import Part, block_panel, calibration
 from stages.report.sections.scores import rankings, ranks, rise_errors, score_name
+from stages.report.shares import Shares, read_shares, rounding
 
 SIDES = (("input", "block input", "blue", "ring"), ("output", "block output", "rust", "square"))
 
@@ -22,23 +23,26 @@ SIDES = (("input", "block input", "blue", "ring"), ("output", "block output", "r
 def sparsity(results: Results, params: dict[str, Any]) -> Part:
     """Sparsity, score and activation percentile of each block."""
     percentile = choose_percentile(results.statistics, params["allocation"])
-    blocks, shares = per_block_sparsity(results.allocation)
+    shares = read_shares(results.allocation, results.masks)
+    blocks, taken = shares.blocks, shares.taken
     scores = per_block_score(results.allocation)
-    asked, scored = bool((shares > 0).any()), len(set(scores[np.isfinite(scores)])) > 1
-    panels = [_sparsity(results, blocks, shares, params["allocation"]["sparsity"])] if asked else []
+    asked, scored = bool((shares.asked > 0).any() or (taken > 0).any()), len(set(scores[np.isfinite(scores)])) > 1
+    panels = [_sparsity(results, shares, params["allocation"]["sparsity"])] if asked else []
     panels += [_score(results, blocks, scores, params)] if asked and scored else []
     panels += [picture] if (picture := rankings(results, params)) else []
     panels += [_activations(results, percentile)] if percentile else []
-    readings = [_spread(results, blocks, shares, params["allocation"]["sparsity"])]
-    readings += _link(blocks, shares, scores) if asked and scored else []
+    readings = [_spread(results, blocks, taken, params["allocation"]["sparsity"]), *rounding(shares, params["masking"])]
+    readings += _link(blocks, taken, scores) if asked and scored else []
     readings += (
         ["No score told the blocks apart, so sparsity does not depend on the activations shown here."]
         if asked and not scored
         else []
     )
     readings += _extremes(results.statistics, percentile)
-    what = f"Sparsity is what the allocation ({method(params['allocation']['method'])}) asks of each block"
-    sparse = f"{what}{', the score what it went by' if scored else ''}. " if asked else ""
+    rule = f"the allocation ({method(params['allocation']['method'])})"
+    wish = f"; rings are what {rule} asks" if shares.missed.any() else f", as {rule} asks"
+    what = f"Sparsity is the share of its prunable weights that each block gives up{wish}"
+    sparse = f"{what}{'; the score is what that went by' if scored else ''}. " if asked else ""
     bars = " Bars reach one standard error over windows." if scored and params["allocation"]["method"] == "measured" else ""
     caption = (
         f"{sparse}Activations: absolute values at each block's input and output over {calibration(params)}, dense model.{bars}"
@@ -55,17 +59,23 @@ def choose_percentile(statistics: Columns, allocation: dict[str, Any]) -> str:
     return next((name for name in choices if name in there), "")
 
 
-def _sparsity(results: Results, blocks: list[int], shares: Floats, target: float) -> str:
-    matrices = results.allocation.pick(np.array([bool(name) for name in results.allocation.words("matrix")]))
-    y = linear([target, *shares, *matrices.numbers("sparsity")], include=[0.0], as_percent=True)
-    keys = [Key("one of its matrices", "ink", "diamond")] if len(matrices) else []
+def _sparsity(results: Results, shares: Shares, target: float) -> str:
+    """Bars for what was taken, diamonds for matrices where they are asked one by one, rings for what was asked instead."""
+    each = shares.taken_each if any(results.allocation.words("matrix")) else np.zeros(0)
+    y = linear([target, *shares.taken, *shares.asked, *each], include=[0.0], as_percent=True)
+    keys = [Key("one of its matrices", "ink", "diamond")] if len(each) else []
+    keys += [Key("asked", "rust", "ring")] if shares.missed.any() else []
     panel = block_panel(results, "Sparsity per block", y, [*keys, Key("target", "", "dash")])
     panel.level(target)
-    panel.bars(blocks, shares.tolist(), "blue", [f"block {b}: {percent(s, 2)}" for b, s in zip(blocks, shares, strict=True)])
-    cells = list(zip(matrices.whole("block"), matrices.words("matrix"), matrices.numbers("sparsity").tolist(), strict=True))
-    tips = [f"block {block}, {name}: {percent(share, 2)}" for block, name, share in cells]
-    panel.points([block for block, _, _ in cells], [share for _, _, share in cells], "ink", "diamond", tips)
-    return panel.svg(f"sparsity from {percent(shares.min())} to {percent(shares.max())}")
+    tips = [f"block {block}: {percent(share, 2)}" for block, share in zip(shares.blocks, shares.taken, strict=True)]
+    panel.bars(shares.blocks, shares.taken.tolist(), "blue", tips)
+    if len(each):
+        tips = [f"block {b}, {name}: {percent(one, 2)}" for (b, name), one in zip(shares.matrices, each, strict=True)]
+        panel.points([block for block, _ in shares.matrices], each.tolist(), "ink", "diamond", tips)
+    if shares.missed.any():
+        tips = [f"block {block}, asked: {percent(share, 2)}" for block, share in zip(shares.blocks, shares.asked, strict=True)]
+        panel.points(shares.blocks, shares.asked.tolist(), "rust", "ring", tips)
+    return panel.svg(f"sparsity from {percent(shares.taken.min())} to {percent(shares.taken.max())}")
 
 
 def _score(results: Results, blocks: list[int], scores: Floats, params: dict[str, Any]) -> str:
@@ -109,9 +119,9 @@ def _spread(results: Results, blocks: list[int], shares: Floats, target: float) 
     of = f" ({masked.zeros:,} of {masked.prunable:,})" if masked.zeros is not None and masked.prunable is not None else ""
     counted = f"counted in the masked model: {percent(masked.sparsity, 2)} of the prunable weights{of}"
     if shares[high] == 0:
-        return f"No block is asked for any zeros; {counted}."
+        return f"No block gives up any weights; {counted}."
     if shares[high] - shares[low] < 1e-9:
-        return f"Every block is asked for {percent(shares[low], 2)}; {counted}."
+        return f"Every block gives up {percent(shares[low], 2)}; {counted}."
     ends = [f"{percent(shares[end], 2)} (block {blocks[end]})" for end in (low, high)]
     return f"From {ends[0]} to {ends[1]} for a target of {percent(target, 2)}; {counted}."
 
