@@ -58,7 +58,7 @@ def per_block_sparsity(allocation: Columns) -> tuple[list[int], Floats]:
 
 
 def per_block_score(allocation: Columns) -> Floats:
-    """The score of each block: like its sparsity a parameter-weighted mean where it is set per matrix; NaN where there is none."""
+    """The score of each block: a parameter-weighted mean where it is set per matrix; NaN where there is none."""
     known = allocation.pick(np.isfinite(allocation.numbers("score")))
     scores = dict(zip(*_block_means(known, "score"), strict=True)) if len(known) else {}
     return np.array([scores.get(block, np.nan) for block in np.unique(allocation.whole("block")).tolist()])
@@ -69,7 +69,8 @@ def _block_means(table: Columns, column: str) -> tuple[list[int], Floats]:
     weights = np.where(weights > 0, weights, 1.0)
     blocks, of = np.unique(table.whole("block"), return_inverse=True)
     weights = weights / np.bincount(of, weights=weights)[of]  # first, so that a block of one row keeps its value to the bit
-    return blocks.tolist(), np.bincount(of, weights=weights * table.numbers(column))
+    means: Floats = np.bincount(of, weights=weights * table.numbers(column))
+    return blocks.tolist(), means
 
 
 def kept_per_matrix(masks: Columns) -> tuple[list[str], Floats]:
