@@ -69,7 +69,7 @@ def _block_means(table: Columns, column: str) -> tuple[list[int], Floats]:
     weights = np.where(weights > 0, weights, 1.0)
     blocks, of = np.unique(table.whole("block"), return_inverse=True)
     weights = weights / np.bincount(of, weights=weights)[of]  # first, so that a block of one row keeps its value to the bit
-    means: Floats = np.bincount(of, weights=weights * table.numbers(column))
+    means = np.asarray(np.bincount(of, weights=weights * table.numbers(column)), dtype=np.float64)
     return blocks.tolist(), means
 
 

@@ -71,7 +71,7 @@ def rounding(shares: Shares, masking: Mapping[str, Any]) -> list[str]:
     if masking["pattern"] == "unstructured":
         return [f"The masks do not give the allocation to the letter: it asks {asked} of the matrices, they took {taken}."]
     of = masking["pattern"].partition(":")[2]
-    uniform = " everywhere: the allocation became uniform" if shares.levelled else ""
+    uniform = " everywhere, so that the allocation is uniform" if shares.levelled else ""
     return [f"The pattern {masking['pattern']} rounded the allocation to whole n of {of}: {asked} became {taken}{uniform}."]
 
 

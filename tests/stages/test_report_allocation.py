@@ -48,7 +48,7 @@ def test_a_pattern_that_makes_the_allocation_uniform_is_said_and_drawn(root: Pat
     said = _plain(report(root, {"allocation": {"method": "owl"}, **masking}))
     assert "(SparseGPT in the pattern 2:4, OWL allocation made uniform by it)" in said
     assert "Every block gives up 50.00%" in said and "From 42.00%" not in said
-    assert "42.00% to 58.00% became 50.00% everywhere: the allocation became uniform." in said
+    assert "42.00% to 58.00% became 50.00% everywhere, so that the allocation is uniform." in said
     assert "Sparsity and score have a rank correlation" not in said, "every block gave up the same"
     assert "20 of 20 matrices gave up another share" in said
     assert f"{MATRICES[0]} of block 0 most of all: 50.00% instead of 42.00%" in said
