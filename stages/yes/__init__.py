@@ -38,7 +38,7 @@ class Yes(LowBit):
     head_positions: int = Field(default=256, ge=1)  # sampled per step
     shuffled: bool = False
     continued: bool = False
-    continued_learning_rate: float = Field(default=1e-4, gt=0)
+    continued_learning_rate: float | None = Field(default=None, gt=0)  # None: learning_rate
     tolerance: float = Field(default=3.0, ge=0)  # standard errors over windows
     keep: Literal["none", "best"] = "best"
     seed: int = Field(default=0, ge=0)

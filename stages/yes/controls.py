@@ -1,11 +1,12 @@
 """What stands beside the references, so that a gain is not taken for more than it is.
 
 The model's own last stream with its head refitted is made like any reference's head, in `run`. Here: targets of other
-windows, which nothing about a window's own text can explain; and the steps of one chain spent on training the model on.
+windows, which nothing about a window's own text can explain; and the compute of one chain spent on training the model on.
 """
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 
 import torch
@@ -29,13 +30,25 @@ def derangement(parts: Parts, seed: int) -> list[int]:
     return moved
 
 
+def same_compute(wanted: Yes, blocks: int, head: int) -> int:
+    """Steps of the whole model that take at least the compute of a chain's blocks and of its head.
+
+    Both go as weights times tokens: the head's steps on `yes.head_positions` each become steps of the model, which has
+    `blocks` weights in its blocks and `head` in its head, on `yes.batch_tokens`.
+    """
+    spent = wanted.head_steps * wanted.head_positions * head
+    return wanted.steps + math.ceil(spent / (wanted.batch_tokens * (blocks + head)))
+
+
 def train_on(
     decoder: Decoder, ids: Tensor, parts: Parts, wanted: Yes, head: list[str], final: Stream, batch_tokens: int
 ) -> tuple[Weights, int]:
-    """Train the whole model on by cross-entropy, with the steps and tokens of one chain; fill `final` with its last stream.
+    """Train the whole model on by cross-entropy, with the compute of one chain and its head; fill `final` with its last stream.
 
-    All tokens of a batch count, so it gets more of the head's compute than a reference. It holds the whole model and its
-    optimiser's state. Returns the tensors `head`, for losses of `final`, in the dtype of forward passes, and the steps taken.
+    A step of each block of a chain, on as many tokens, is one step of the model's blocks: `yes.steps` of these, and as many
+    more as `same_compute` says for the head. All tokens of a batch count here, so the model's head gets more compute than a
+    reference's even so. It holds the whole model and its optimiser's state. Returns the tensors `head`, for losses of `final`,
+    in the dtype of forward passes, and the steps taken.
     """
     with ExitStack() as loaded:
         for index in range(len(decoder)):
@@ -66,13 +79,16 @@ def train_on(
             return sum(float(cross_entropy([window], train=False)) for window in held) / len(held)
 
         many = max(1, wanted.batch_tokens // ids.shape[1])
-        order = batch_order(parts.fit, many, wanted.steps, generator_of(wanted.seed, "continued"))
+        around = sum(leaves[places[name]].numel() for name in head)
+        blocks = sum(leaves[place].numel() for name, place in places.items() if name.startswith(decoder.path + "."))
+        steps = same_compute(wanted, blocks, around)
+        order = batch_order(parts.fit, many, steps, generator_of(wanted.seed, "continued"))
         found = descend(
             list(leaves.values()),
             lambda step: cross_entropy(order[step], train=True),
             heldout,
-            steps=wanted.steps,
-            learning_rate=wanted.continued_learning_rate,
+            steps=steps,
+            learning_rate=wanted.continued_learning_rate or wanted.learning_rate,
             optimiser=wanted.optimiser,
             check=wanted.check,
             patience=wanted.patience,

@@ -44,12 +44,11 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         return
     compute = params.compute
     decoder = Decoder(inputs["model"], compute.resolve_dtype(), compute.resolve_device())
-    wanted = _as_monitored(params.yes, decoder)
+    wanted, apart = _as_monitored(params.yes, decoder)
     tape, tokens = Tape(inputs["tape.safetensors"]), TensorFile(inputs["tokens.safetensors"])
     tape.check_model(len(decoder), decoder.width)
     ids, parts = _windows(tape, tokens, decoder, wanted)
     maps = chosen_maps(wanted.maps, len(decoder))
-    gridded_matrices(decoder, wanted)  # refuses names that fit nothing
     source = _source(wanted, inputs["model"], decoder)
     folder = outputs["yes.csv"].parent
     _plan(decoder, maps, ids, parts, wanted, compute.batch_tokens, folder)
@@ -67,7 +66,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         finals, fits = solver.solve(maps, first, goals, alive)
         judge = Judge(decoder, ids, parts, wanted, kept)
         nets = [judge.plainly(OWN, last), judge.refitted(REFITTED, last, "control")]
-        nets += [judge.refitted(name, finals[name], _role(maps[name], decoder), maps[name]) for name in maps]
+        nets += [judge.refitted(name, finals[name], _role(maps[name], decoder, apart), maps[name]) for name in maps]
         best = _best(nets)
         if wanted.shuffled:
             turned = derangement(parts, wanted.seed)
@@ -109,13 +108,27 @@ def _windows(tape: Tape, tokens: TensorFile, decoder: Decoder, wanted: Yes) -> t
     return torch.cat([calibration[:used], evaluation]), Parts(fit, used - fit, len(evaluation))
 
 
-def _as_monitored(wanted: Yes, decoder: Decoder) -> Yes:
-    """`wanted` with the grid that stage `model` knows the weights to lie on, where the section names none."""
+def _as_monitored(wanted: Yes, decoder: Decoder) -> tuple[Yes, bool]:
+    """`wanted` with the grid that stage `model` knows the weights to lie on, where the section names none; and whether the
+    references are of another class than the model, since they lie on another grid than that, or other matrices do.
+
+    Raises PalimpsestError naming the key and a pattern that fits no matrix.
+    """
+    asked = gridded_matrices(decoder, wanted)
     known = {key: decoder.checkpoint.manifest[key] for key in ("grid", "matrices") if key in decoder.checkpoint.manifest}
-    if wanted.grid != "none" or not known:
-        return wanted
-    say(f"references on the grid of the model: {known['grid']}, {', '.join(known['matrices'])}")
-    return wanted.model_copy(update=known)
+    if not known:
+        return wanted, False
+    monitored = wanted.model_copy(update=known)
+    if wanted.grid == "none":
+        say(f"references on the grid of the model: {known['grid']}, {', '.join(known['matrices'])}")
+        return monitored, False
+    apart = wanted.grid != known["grid"] or asked != gridded_matrices(decoder, monitored)
+    if apart:
+        say(
+            f"references and no bounds: yes.grid = {wanted.grid}, yes.matrices = {', '.join(wanted.matrices)}, while the model "
+            f"lies on {known['grid']}, {', '.join(known['matrices'])}"
+        )
+    return wanted, apart
 
 
 def _source(wanted: Yes, model: Path, decoder: Decoder) -> Decoder | None:
@@ -155,9 +168,10 @@ def _best(nets: list[Net]) -> Net:
     return min(bounds or shallow, key=lambda net: float(net.train.mean()))
 
 
-def _role(targets: Map, decoder: Decoder) -> str:
-    """Whether the net is of the model's class: one of fewer blocks is not, where a block cannot do nothing."""
-    return "bound" if len(targets) == len(decoder) else "reference"
+def _role(targets: Map, decoder: Decoder, apart: bool) -> str:
+    """Whether the net is of the model's class: one of fewer blocks is not, where a block cannot do nothing; nor one `apart`,
+    whose weights may take other values than the model's."""
+    return "bound" if len(targets) == len(decoder) and not apart else "reference"
 
 
 def _each(seconds: float, count: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import pandas as pd
 
 from stages.yes.chain import Fit
 from stages.yes.maps import Map, spell
-from stages.yes.verdict import PROVES, Losses, difference, layers, light, mean_and_error
+from stages.yes.verdict import Losses, difference, layers, light, mean_and_error
 
 NETS = [
     "net", "role", "blocks", "targets", "train", "train_error", "test", "test_error", "gain", "gain_error", "test_gain",
@@ -65,7 +66,7 @@ def summary(nets: Sequence[Net], tolerance: float) -> dict[str, Any]:
 
     `verdict` judges the model with its head refitted, so that it speaks of the layers alone; `verdict_with_head` the model as
     it is, as published; `verdict_test` is `verdict` on the test windows, for the same map. Without YES0 (no map sends every
-    block to the last boundary) there is no red; without any map of the class there is no verdict.
+    block to the last boundary) there is no red; without any map of the class, or with a single window, there is no verdict.
     """
     model, control = nets[:2]
     bounds = [net for net in nets if net.role == "bound"]
@@ -95,22 +96,18 @@ def summary(nets: Sequence[Net], tolerance: float) -> dict[str, Any]:
             return light(losses, losses, least, tolerance)
         return light(losses, getattr(zero, part), least, tolerance)
 
-    gain, gain_error = difference(control.train, best.train)
+    gains = {part: difference(getattr(control, part), getattr(best, part)) for part in ("train", "test")}
+    errors = {part: None if math.isnan(error) else error for part, (_, error) in gains.items()}
     return found | {
         "best": best.name,
         "yes_train": float(best.train.mean()),
         "yes_test": float(best.test.mean()),
         "share_of_head": difference(model.train, control.train)[0],
-        "gain": gain,
-        "gain_error": gain_error,
-        "gain_test": difference(control.test, best.test)[0],
-        "gain_test_error": difference(control.test, best.test)[1],
+        "gain": gains["train"][0],
+        "gain_error": errors["train"],
+        "gain_test": gains["test"][0],
+        "gain_test_error": errors["test"],
         "verdict": judged(control, "train"),
         "verdict_with_head": judged(model, "train"),
         "verdict_test": judged(control, "test"),
     }
-
-
-def meaning(verdict: str) -> str:
-    """What a verdict proves, in a sentence."""
-    return PROVES.get(verdict, "")

@@ -17,15 +17,7 @@ from numpy.typing import NDArray
 from stages.yes.maps import Map
 
 Losses = NDArray[np.float64]  # mean loss of each window, nats
-Light = Literal["red", "amber", "green"]
-
-PROVES: dict[str, str] = {
-    "red": "Even the reference that sends every block to the last boundary (YES0) has a lower loss: training left the layers "
-    "far below what they can do on these tokens.",
-    "amber": "YES0 has no lower loss, but another map (YES*) has: a better net of this class exists on these tokens, and "
-    "training did not find it.",
-    "green": "No map that was tried has a lower loss. That proves nothing more: other maps, fits or tokens may.",
-}
+Light = Literal["red", "amber", "green", "none"]
 
 
 @dataclass(frozen=True)
@@ -38,13 +30,13 @@ class Layer:
     alternative: str  # the map with that lowest loss
     skipped: float  # share of the maps that skip it
     skipped_best: float  # the same among the tenth of the maps with the lowest losses
-    stepping_stone: Literal["poor", "fine", ""]  # poor: the gap exceeds the tolerance
+    stepping_stone: Literal["poor", "fine", ""]  # poor: the gap exceeds the tolerance; empty: not to be told
 
 
 def difference(one: Losses, other: Losses) -> tuple[float, float]:
-    """Mean of `one` - `other` and its standard error, paired over windows; 0 error where there is a single window."""
+    """Mean of `one` - `other` and its standard error, paired over windows; NaN error where there is a single window."""
     paired = one - other
-    error = float(paired.std(ddof=1) / math.sqrt(len(paired))) if len(paired) > 1 else 0.0
+    error = float(paired.std(ddof=1) / math.sqrt(len(paired))) if len(paired) > 1 else float("nan")
     return float(paired.mean()), error
 
 
@@ -57,12 +49,16 @@ def is_above(one: Losses, other: Losses, tolerance: float) -> bool:
 def light(loss: Losses, all_last: Losses, best: Losses, tolerance: float) -> Light:
     """The traffic light of the predecessor: red above YES0, amber above YES* but not above YES0, else green.
 
+    With a single window there is no error to hold a difference against, hence no light ("none").
+
     Args:
         loss: of what is judged.
         all_last: YES0, every block fitted to the last boundary.
         best: YES*, the map of the lowest loss.
         tolerance: in standard errors over windows; what is not above by more counts as not above.
     """
+    if len(loss) < 2:
+        return "none"
     if is_above(loss, all_last, tolerance):
         return "red"
     return "amber" if is_above(loss, best, tolerance) else "green"
@@ -84,7 +80,8 @@ def layers(maps: Mapping[str, Map], losses: Mapping[str, Losses], blocks: int, t
             found.append(Layer(boundary - 1, float("nan"), float("nan"), "", *shares, ""))
             continue
         gap, error = difference(losses[direct], losses[skipping[0]])
-        found.append(Layer(boundary - 1, gap, error, skipping[0], *shares, "poor" if gap > tolerance * error else "fine"))
+        stone = "" if math.isnan(error) else "poor" if gap > tolerance * error else "fine"
+        found.append(Layer(boundary - 1, gap, error, skipping[0], *shares, stone))
     return found
 
 

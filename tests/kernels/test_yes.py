@@ -83,7 +83,7 @@ def shifted(by: float, spread: float) -> np.ndarray:
 def test_difference_is_paired() -> None:
     base = np.array([1.0, 5.0, 2.0, 9.0])
     assert difference(base + shifted(0.3, 0.1), base) == pytest.approx((0.3, 0.1))
-    assert difference(base[:1] + 1, base[:1]) == (1.0, 0.0)
+    assert difference(base[:1] + 1, base[:1]) == pytest.approx((1.0, np.nan), nan_ok=True)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,13 @@ def test_without_tolerance_equal_is_not_above() -> None:
     assert light(loss, loss, loss, 0.0) == "green"
     assert light(loss, loss, loss - 1e-9, 0.0) == "amber"
     assert light(loss, loss - 1e-9, loss - 1e-9, 0.0) == "red"
+
+
+def test_a_single_window_gives_no_light() -> None:
+    one = np.array([3.0])
+    assert light(one, one - 1, one - 1, 0.0) == "none"
+    (layer, _) = layers({"direct": (1, 2, 3), "b": (3, 3, 3)}, {"direct": one, "b": one - 1}, 3, 0.0)
+    assert (layer.gap, layer.stepping_stone) == (1.0, "") and np.isnan(layer.gap_error)
 
 
 def test_layers_by_hand() -> None:

@@ -204,7 +204,7 @@ def fake_references(data: Path, blocks: int, maps: int = 0) -> None:
     write_table(data / "yes.csv", pd.DataFrame(rows, columns=nets))
     write_table(data / "yes_layers.csv", pd.DataFrame(layers, columns=heads))
     gains = {"share_of_head": 0.3, "gain": 0.12, "gain_error": 0.01, "gain_test": -0.05, "gain_test_error": 0.02}
-    lights = {"verdict": "amber", "verdict_with_head": "red", "verdict_test": "green", "best": "map_1"}
+    lights = {"verdict": "amber", "yes0_train": 2.95, "verdict_with_head": "red", "verdict_test": "green", "best": "map_1"}
     other = {"reference": f"map_{maps - 1}", "reference_train": 2.7, "reference_test": 3.5}
     write_json(data / "yes.json", {"maps": maps, **({**gains, **lights, **other} if maps else {})})
 

@@ -18,9 +18,12 @@ from transformers import AutoModelForCausalLM
 from pipeline.errors import PalimpsestError
 from pipeline.tensors import write_tensors
 from stages.decoder.skeleton import Decoder
-from stages.yes import chain
+from stages.report.columns import Columns
+from stages.report.sections.yes import _stones, _verdict
+from stages.yes import Yes, chain
 from stages.yes import run as yes_run
 from stages.yes.block import fresh_weights
+from stages.yes.controls import same_compute
 from stages.yes.head import own_head
 from tests.models import save_model
 from tests.plain import plain_logits
@@ -93,6 +96,18 @@ def test_all_staircases_with_every_control(fresh: Project) -> None:
     direct = fits[fits.prefix.isin(["1", "1-2"])].heldout_error.tolist()
     assert rows.error.tolist() == pytest.approx(direct)
     assert not (fresh.data / ".yes").exists(), "nothing is left behind"
+
+
+def test_the_model_is_trained_on_at_the_rate_of_the_blocks_with_the_compute_of_a_chain(fresh: Project) -> None:
+    name = "model, trained on"
+    own = solve(fresh, maps=["direct"], continued=True, patience=0)
+    assert own.head_steps[name] == 7, "4 steps of a head on 32 positions are less than one of the model on 64 tokens"
+    same = solve(fresh, continued_learning_rate=0.01)
+    assert same.train[name] == own.train[name]
+    assert solve(fresh, continued_learning_rate=0.0001).train[name] != own.train[name]
+    # by hand: 4 x 32 x 3 weights and tokens of head steps, each step of the model 64 x (9 + 3)
+    assert same_compute(Yes(steps=10, head_steps=4, head_positions=32, batch_tokens=64), 9, 3) == 10 + 1
+    assert same_compute(Yes(steps=10, head_steps=40, head_positions=32, batch_tokens=64), 9, 3) == 10 + 5
 
 
 def test_losses_may_be_taken_on_some_of_the_windows(fresh: Project) -> None:
@@ -210,8 +225,24 @@ def test_the_grid_that_stage_model_knows_of_is_the_references(fresh: Project) ->
     (fresh.data / "model/manifest.json").write_text(json.dumps({"folder": ".", "grid": "ternary", "matrices": ["mlp.*"]}))
     solve(fresh, maps=["first_last"], grid="none", matrices=["*"])
     assert (fresh.data / "yes_best/model.safetensors").read_bytes() == asked
-    solve(fresh, maps=["first_last"], grid="binary", matrices=["*"])
-    assert (fresh.data / "yes_best/model.safetensors").read_bytes() != asked, "a grid that is asked for goes first"
+    note = fresh.data / "yes_best/reference.json"
+    assert json.loads(note.read_text())["role"] == "bound"
+    same = solve(fresh, maps=["first_last"], grid="ternary", matrices=["mlp.gate_proj", "mlp.up_proj", "mlp.d*"])
+    assert same.role["first_last"] == "bound", "the same matrices by other names"
+
+
+@pytest.mark.parametrize(("grid", "matrices"), [("8bit", ["mlp.*"]), ("binary", ["mlp.up_proj"]), ("ternary", ["mlp.*"])])
+def test_a_net_on_another_grid_than_the_models_is_no_bound(
+    grid: str, matrices: list[str], fresh: Project, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (fresh.data / "model/manifest.json").write_text(json.dumps({"folder": ".", "grid": "binary", "matrices": ["mlp.*"]}))
+    table = solve(fresh, maps=["all_last", "direct"], grid=grid, matrices=matrices)
+    assert table.role.tolist() == ["model", "control", "reference", "reference"], "a grid that is asked for goes first"
+    verdict = json.loads((fresh.data / "yes.json").read_text())
+    assert verdict["verdict"] == "none" and verdict["reference"] in ("all_last", "direct")
+    said = f"references and no bounds: yes.grid = {grid}, yes.matrices = {matrices[0]}, while the model lies on binary, mlp.*"
+    assert capsys.readouterr().out.replace("\n", " ").count(said) == 1
+    assert json.loads((fresh.data / "yes_best/reference.json").read_text())["role"] == "reference, not bound"
 
 
 def test_started_from_the_checkpoint_direct_is_the_model(fresh: Project) -> None:
@@ -273,16 +304,34 @@ def test_the_report_says_what_was_proved(copied: Finished) -> None:
     light = json.loads((project.data / "yes.json").read_text())["verdict"]
     assert "How good the layers could have been" in page and f"head refitted on both sides: {light}: " in page
     assert (
-        "The model, trained on with the steps of one chain, has a loss of" in page
+        "The model, trained on for 7 steps at a learning rate of 0.01, has a loss of" in page
         and "targets of other windows has a loss" in page
     )
     assert "What the direct map loses by each target" in page and "nan" not in page.split('id="yes"')[1].split("</section>")[0]
     solve(project, maps=["skip_2"], continued=False, shuffled=False)
     page = project.run("report").read_text()
     assert (
-        "a net of fewer blocks is no bound on it" in page
-        and "The best net of fewer blocks (skip 2, not a bound) has a loss" in page
+        "a net of fewer blocks, or on another grid, is no bound on it" in page
+        and "The best net of another class than the model's (skip 2, not a bound) has a loss" in page.replace("&#39;", "'")
     )
+
+
+def test_what_was_not_tried_is_not_claimed() -> None:
+    (said,) = _stones(Columns.of(pd.DataFrame({"block": [0, 1, 2], "stepping_stone": ["", "fine", ""]})))
+    assert said.startswith("None of 1 inner boundary that maps skip is a poor") and said.endswith("; 2 were not tried.")
+    amber = {"verdict": "amber", "best": "direct", "gain": 0.2, "gain_error": 0.01, "gain_test": 0.1, "gain_test_error": None}
+    assert "(YES0) was not tried, so red cannot be told" in _verdict(amber, 3.0)
+    assert "YES0 is no better, but another map" in _verdict({**amber, "yes0_train": 3.0}, 3.0)
+    assert "a single window of the fit" in _verdict({**amber, "verdict": "none"}, 3.0)
+    assert "no reference of the model's class was fitted" in _verdict({"verdict": "none"}, 3.0)
+
+
+def test_one_window_to_judge_on_gives_no_verdict(fresh: Project) -> None:
+    solve(fresh, maps=["direct", "first_last"], windows=2)
+    verdict = json.loads((fresh.data / "yes.json").read_text())
+    assert (verdict["verdict"], verdict["verdict_with_head"], verdict["gain_error"]) == ("none", "none", None)
+    assert verdict["verdict_test"] != "none" and verdict["gain_test_error"] > 0
+    assert pd.read_csv(fresh.data / "yes_layers.csv").stepping_stone.isna().all()
 
 
 def test_overlapping_evaluation_windows_are_refused(fresh: Project) -> None:

@@ -22,7 +22,12 @@ PROVES = {
     "amber": "amber: YES0 is no better, but another map (YES*) is. That proves, on these tokens, that a better net of the "
     "model's class exists which training did not find.",
     "green": "green: no map that was tried is better. That proves nothing more; other maps, longer fits or other tokens may be.",
-    "none": "none: no reference of the model's own depth was fitted, and a net of fewer blocks is no bound on it.",
+    "amber, YES0 untried": "amber: a map (YES*) is better. That proves, on these tokens, that a better net of the model's class "
+    "exists which training did not find. The map that sends every block to the last boundary (YES0) was not tried, so red "
+    "cannot be told.",
+    "none": "none: no reference of the model's class was fitted, and a net of fewer blocks, or on another grid, is no bound on "
+    "it.",
+    "none, one window": "none: losses of a single window of the fit have no standard error to hold a difference against.",
 }
 
 
@@ -35,7 +40,7 @@ def yes(results: Results, params: dict[str, Any]) -> Part:
         "they are done, with a light head by cross-entropy at the end. Its map says to which boundary each block is fitted. All "
         "losses are on the same windows: those of the fit, and others. Bars reach one standard error over windows. What counts "
         "is the gain over the control, the model's own last stream with the same head fitted to it (dashed line): only that "
-        "says anything of the layers. Nets of fewer blocks are references, not bounds."
+        "says anything of the layers. Nets of fewer blocks, or on another grid than the model's, are references, not bounds."
     )
     panels = [_losses(nets)]
     table = results.yes_layers.ordered("block")
@@ -43,7 +48,7 @@ def yes(results: Results, params: dict[str, Any]) -> Part:
         panels.append(_gaps(results, table, wanted["tolerance"]))
     if np.isfinite(table.numbers("skipped_best")).any():
         panels.append(_skipped(results, table))
-    readings = [_verdict(verdict, wanted["tolerance"]), *_shares(verdict), *_others(verdict), *_stones(table)]
+    readings = [_verdict(verdict, wanted["tolerance"]), *_shares(verdict), *_others(verdict, nets, wanted), *_stones(table)]
     return Part("yes", "How good the layers could have been", caption, tuple(panels), tuple(readings))
 
 
@@ -113,7 +118,12 @@ def _skipped(results: Results, table: Columns) -> str:
 
 
 def _verdict(verdict: Mapping[str, Any], tolerance: float) -> str:
-    text = f"Verdict on the layers, head refitted on both sides: {PROVES[str(verdict['verdict'])]}"
+    proved = str(verdict["verdict"])
+    if proved == "amber" and "yes0_train" not in verdict:
+        proved = "amber, YES0 untried"
+    if proved == "none" and "best" in verdict:
+        proved = "none, one window"
+    text = f"Verdict on the layers, head refitted on both sides: {PROVES[proved]}"
     if verdict["verdict"] == "none":
         return text
     best, words = str(verdict["best"]).replace("_", " "), []
@@ -134,11 +144,12 @@ def _shares(verdict: Mapping[str, Any]) -> list[str]:
     return [f"{text}; with them the light would be {with_head}, on other windows it is {other}."]
 
 
-def _others(verdict: Mapping[str, Any]) -> list[str]:
-    said = []
+def _others(verdict: Mapping[str, Any], nets: Columns, wanted: Mapping[str, Any]) -> list[str]:
+    said, rate = [], wanted["continued_learning_rate"] or wanted["learning_rate"]
+    steps = dict(zip(nets.words("net"), nets.numbers("head_steps"), strict=True)).get("model, trained on", 0)
     for key, words in (
-        ("reference", "The best net of fewer blocks"),
-        ("model_trained_on", "The model, trained on with the steps of one chain,"),
+        ("reference", "The best net of another class than the model's"),
+        ("model_trained_on", f"The model, trained on for {steps:.0f} steps at a learning rate of {rate:g},"),
         ("shuffled_targets", "The same map with targets of other windows"),
     ):
         if f"{key}_train" in verdict:
@@ -150,10 +161,12 @@ def _others(verdict: Mapping[str, Any]) -> list[str]:
 
 def _stones(table: Columns) -> list[str]:
     stones = table.words("stepping_stone")
-    if not any(stones):
+    tried = sum(stone != "" for stone in stones)
+    if not tried:
         return []
     poor = [block for block, stone in zip(table.whole("block"), stones, strict=True) if stone == "poor"]
     if not poor:
-        inner = counted(len(stones), "inner boundary", "inner boundaries")
-        return [f"None of {inner} is a poor stepping stone: skipping it gains nothing."]
+        inner = counted(tried, "inner boundary", "inner boundaries")
+        rest = f"; {len(stones) - tried} were not tried" if tried < len(stones) else ""
+        return [f"None of {inner} that maps skip is a poor stepping stone: skipping it gains nothing{rest}."]
     return [f"Poor stepping stones, better skipped than aimed at: the output of {spelled_blocks(poor)}."]
