@@ -36,7 +36,8 @@ class Params(BaseModel):
 
 
 def check_with_others(sections: Mapping[str, Any]) -> None:
-    """Raise ValueError if a checkpoint is asked for that no training keeps, or is to be quantised a second time."""
+    """Raise ValueError if a checkpoint is asked for that no training keeps, or is to be quantised a second time, or is to read
+    windows longer than it can."""
     model, training = sections["model"], sections["training"]
     if model.source != "scratch":
         return
@@ -47,3 +48,11 @@ def check_with_others(sections: Mapping[str, Any]) -> None:
         raise ValueError(f"model.checkpoint = {model.checkpoint}: not kept; training.checkpoints has {kept}")
     if model.grid != "none" and training.grid != "none":
         raise ValueError(f"model.grid = '{model.grid}': this model is trained with training.grid = '{training.grid}' already")
+    tokens = sections["tokens"]
+    for key, length in (("length", tokens.length), ("contract", tokens.evaluation_contract().window)):
+        if length > training.length:
+            of = "" if key == "length" else f": windows of {length} tokens"
+            raise ValueError(
+                f"tokens.{key} = {getattr(tokens, key)}{of}: the model that is trained reads training.length = {training.length} "
+                "tokens at most"
+            )

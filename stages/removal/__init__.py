@@ -38,8 +38,16 @@ class Params(BaseModel):
 
 
 def check_with_others(sections: Mapping[str, Any]) -> None:
-    """Refuse a criterion whose scores no other stage is asked to measure."""
+    """Refuse a criterion whose scores no other stage is asked to measure, and a count that a model to be trained cannot give."""
     wanted, search = sections["removal"], sections["search"]
+    if sections["model"].source == "scratch" and wanted.method not in ("none", "list"):
+        blocks = sections["training"].blocks
+        left = blocks - len({block % blocks for block in wanted.protect})
+        if wanted.count > left:
+            raise ValueError(
+                f"removal.count = {wanted.count}: of training.blocks = {blocks} can {left} go "
+                f"(removal.protect = {wanted.protect})"
+            )
     asks = f"removal.method = {wanted.method!r} with removal.count = {wanted.count} needs"
     if wanted.method in ("replacement", "interchange", "deletion") and not sections["redundancy"].swaps:
         raise ValueError(f"removal.method = {wanted.method!r} needs redundancy.swaps: true")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -10,6 +12,12 @@ from stages.corpus.section import Text
 from stages.decoder.grids import LowBit
 
 SMALLEST_VOCABULARY = 257  # every byte, and the end of text
+MATRICES = {
+    "llama": [
+        *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")), *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+    ],
+    "gpt2": ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"],
+}  # fmt: skip
 
 
 class Training(Text, LowBit):
@@ -61,3 +69,12 @@ class Params(BaseModel):
     """Sections of params.yaml this stage reads."""
 
     training: Training
+
+
+def check_with_others(sections: Mapping[str, Any]) -> None:
+    """Refuse a name that fits no matrix of the model to be trained: here, since the stage finds it out after its tokenizer."""
+    training = sections["training"]
+    names = MATRICES.get(training.method, [])
+    for pattern in training.matrices if names and training.grid != "none" else ():
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"training.matrices: '{pattern}' fits no matrix of a block; there are {', '.join(names)}")

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from typing import Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
+from pipeline.errors import PalimpsestError
 from stages.decoder.compute import Compute
 from stages.decoder.grids import LowBit
+from stages.yes.maps import chosen_maps
 
 NAMES = re.compile(r"direct|all_last|first_last|(prefix|stages|skip)_[1-9]\d*|without_\d+|[1-9]\d*(-[1-9]\d*)*")
+WORDS = ("none", "staircases", "families")
 FORMS = "direct, all_last, first_last, prefix_M, stages_G, skip_K, without_B (a block), or target boundaries as in 1-4-4-4"
 
 
@@ -43,6 +48,18 @@ class Yes(LowBit):
     keep: Literal["none", "best"] = "best"
     seed: int = Field(default=0, ge=0)
 
+    @field_validator("maps", mode="before")
+    @classmethod
+    def _one_name(cls, value: Any) -> Any:
+        """A bare name of a map is a list of it."""
+        if isinstance(value, str) and value not in WORDS:
+            if not NAMES.fullmatch(value):
+                raise ValueError(f"no map {value!r}; allowed: {', '.join(WORDS)}, {FORMS}")
+            return [value]
+        if not isinstance(value, str) and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+            raise ValueError(f"should be one of {', '.join(WORDS)}, or a list of names: {FORMS}")
+        return value
+
     @field_validator("maps")
     @classmethod
     def _known(cls, value: str | list[str]) -> str | list[str]:
@@ -56,6 +73,8 @@ class Yes(LowBit):
     def _start_has_its_key(self) -> Yes:
         if self.initial == "pretrained" and not self.pretrained:
             raise ValueError("initial 'pretrained' needs pretrained to be set")
+        if self.grid == "none" and self.matrices != ["*"]:
+            raise ValueError(f"matrices = {self.matrices} needs grid to be set; with grid 'none' both are the model's")
         return self
 
 
@@ -64,3 +83,28 @@ class Params(BaseModel):
 
     compute: Compute
     yes: Yes
+
+
+def check_with_others(sections: Mapping[str, Any]) -> None:
+    """Refuse windows that stage `tokens` will not make, maps that a model of this depth has not, and a folder not there."""
+    wanted, tokens, model, training = (sections[name] for name in ("yes", "tokens", "model", "training"))
+    if wanted.maps == "none":
+        return
+    used = wanted.windows or tokens.calibration_windows
+    fit = used - min(max(1, round(used * wanted.held_out)), used - 1)  # as `split_held_out` has it
+    limits = {
+        "windows": (tokens.calibration_windows, "tokens.calibration_windows"),
+        "scored": (fit, "those of the fit, yes.windows less yes.held_out"),
+    }
+    if wanted.test != "held_out" and tokens.contract == "ours":
+        limits["test_windows"] = tokens.evaluation_windows, "tokens.evaluation_windows"
+    for key, (most, what) in limits.items():
+        if (getattr(wanted, key) or 0) > most:
+            raise ValueError(f"yes.{key} = {getattr(wanted, key)}: there are {most} ({what})")
+    if wanted.initial == "pretrained" and not Path(wanted.pretrained).expanduser().is_dir():
+        raise ValueError(f"yes.pretrained = '{wanted.pretrained}': no such folder")
+    if model.source == "scratch":
+        try:
+            chosen_maps(wanted.maps, training.blocks)
+        except PalimpsestError as error:
+            raise ValueError(str(error).removeprefix("params.yaml: ")) from None

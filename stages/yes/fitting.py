@@ -63,8 +63,14 @@ def fit_block(
     leaves = [start[name].clone().requires_grad_() for name in names]
     order = batch_order(parts.fit, max(1, wanted.batch_tokens // source.length), wanted.steps, generator_of(seed, "order"))
 
+    def kept(values: Sequence[Tensor]) -> Weights:
+        """As they are stored: rounded first, so that the grid's scales are of the stored dtype and stay on it."""
+        dtypes = (stored_dtype(decoder, f"{decoder.path}.{slot}.{name}") for name in names)
+        rounded = {name: value.to(dtype) for name, value, dtype in zip(names, values, dtypes, strict=True)}
+        return on_grid(rounded, matrices, wanted.grid, train=False)
+
     def errors(windows: Sequence[int], train: bool) -> Tensor:
-        weights = on_grid(dict(zip(names, leaves, strict=True)), matrices, wanted.grid, train)
+        weights = on_grid(dict(zip(names, leaves, strict=True)), matrices, wanted.grid, True) if train else kept(leaves)
         with installed(block, cast(weights, decoder.dtype)):
             out = decoder.call(slot, rows(source, windows).to(decoder.device))
         return token_errors(out, goal(windows).to(decoder.device), energy)
@@ -92,8 +98,7 @@ def fit_block(
         what=f"reference block {slot}",
     )
     with torch.no_grad():
-        best = on_grid(dict(zip(names, found.best, strict=True)), matrices, wanted.grid, train=False)
-    return {name: value.to(stored_dtype(decoder, f"{decoder.path}.{slot}.{name}")) for name, value in best.items()}, found.steps
+        return kept(found.best), found.steps
 
 
 def stored_dtype(decoder: Decoder, name: str) -> torch.dtype:

@@ -35,8 +35,12 @@ def write_results(outputs: Files, nets: list[Net], fits: list[Fit], blocks: int,
     say(f"verdict {found['verdict']} after the head control ({found['verdict_with_head']} with the head's share)")
 
 
-def keep_best(folder: Path, decoder: Decoder, kept: Kept, targets: Map, best: Net, wanted: Yes) -> None:
-    """Write the best reference as a checkpoint, or say in the folder that none was asked for."""
+def keep_best(folder: Path, decoder: Decoder, kept: Kept, targets: Map, best: Net, wanted: Yes, scored: int) -> None:
+    """Write the best reference as a checkpoint, or say in the folder that none was asked for.
+
+    Args:
+        scored: tokens of each window that losses are means over.
+    """
     if wanted.keep == "none":
         keep_nothing(folder, "yes.keep: none")
         return
@@ -50,6 +54,11 @@ def keep_best(folder: Path, decoder: Decoder, kept: Kept, targets: Map, best: Ne
         "role": "bound" if best.role == "bound" else "reference, not bound",
         "train_loss": float(best.train.mean()),
         "test_loss": float(best.test.mean()),
+        "dtype": str(decoder.dtype).removeprefix("torch."),  # of the forward passes that gave the losses
+        "train_windows": len(best.train),
+        "train_tokens": len(best.train) * scored,
+        "test_windows": len(best.test),
+        "test_tokens": len(best.test) * scored,
         "note": "Blocks fitted one after another to streams of the model it stands beside, then a head by cross-entropy.",
     }
     keep_reference(folder, decoder, len(targets), block, _there(kept, f"head {best.name}"), note)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,16 @@ from stages.decoder.checkpoint import Checkpoint
 MARK = "made-from"
 
 
-def fingerprint(checkpoint: Checkpoint, tokens: Path, tape: Path, params: dict[str, Any], device: str) -> str:
-    """Everything the fits depend on: parameters, tokens, model, tape (its size; the others determine the rest), this code."""
-    digest = hashlib.sha256(json.dumps([params, checkpoint.manifest, device], sort_keys=True, default=str).encode())
-    if not checkpoint.manifest.get("files"):  # else the manifest has their checksums
-        for path in sorted(set(checkpoint.shards.values())):
-            _add(digest, path)
+def fingerprint(checkpoints: Sequence[Checkpoint], tokens: Path, tape: Path, params: dict[str, Any], device: str) -> str:
+    """Everything the fits depend on: parameters, tokens, tape (its size; the others determine the rest), this code, and the
+    checkpoints: the model, and what blocks start from."""
+    digest = hashlib.sha256(json.dumps([params, device], sort_keys=True, default=str).encode())
+    for checkpoint in checkpoints:
+        digest.update(json.dumps(checkpoint.manifest, sort_keys=True).encode())
+        if not checkpoint.manifest.get("files"):  # else the manifest has their checksums
+            for path in [checkpoint.folder / "config.json", *sorted(set(checkpoint.shards.values()))]:
+                digest.update(path.name.encode())
+                _add(digest, path)
     _add(digest, tokens)
     digest.update(str(tape.stat().st_size).encode())
     for file in sorted([*Path(__file__).parent.glob("*.py"), *(Path(__file__).parents[1] / "decoder").glob("*.py")]):

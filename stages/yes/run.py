@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +41,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     Losses are in nats per scored token, on the windows of the fit (train) and on others (test), the same for all nets.
     """
     if params.yes.maps == "none":
+        shutil.rmtree(outputs["yes.csv"].parent / SCRATCH, ignore_errors=True)  # of a run that was killed
         write_nothing(outputs)
         return
     compute = params.compute
@@ -52,8 +54,9 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     source = _source(wanted, inputs["model"], decoder)
     folder = outputs["yes.csv"].parent
     _plan(decoder, maps, ids, parts, wanted, compute.batch_tokens, folder)
+    checkpoints = [one.checkpoint for one in (decoder, source) if one]
     made_from = fingerprint(
-        decoder.checkpoint, inputs["tokens.safetensors"], inputs["tape.safetensors"], params.model_dump(), decoder.device
+        checkpoints, inputs["tokens.safetensors"], inputs["tape.safetensors"], params.model_dump(), decoder.device
     )
     kept = Kept(folder / SCRATCH, made_from)
 
@@ -79,7 +82,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
             nets.append(judge.net(CONTINUED, final, head, "control", (), steps))
     say(f"{solver.fitted} blocks fitted, {_each(solver.seconds, solver.fitted)}; heads {_each(judge.seconds, judge.fitted)}")
     write_results(outputs, nets, fits, len(decoder), wanted)
-    keep_best(outputs["yes_best"], decoder, kept, maps[best.name], best, wanted)
+    keep_best(outputs["yes_best"], decoder, kept, maps[best.name], best, wanted, tape.length - 1)
     kept.clear()
 
 
@@ -97,7 +100,11 @@ def _windows(tape: Tape, tokens: TensorFile, decoder: Decoder, wanted: Yes) -> t
                 "on whole windows; params.yaml: yes.test: held_out, or another tokens.contract"
             )
         evaluation = read_windows(tokens, "evaluation", decoder)[: wanted.test_windows]
-    for key, asked, there in (("windows", wanted.windows, used), ("test_windows", wanted.test_windows, len(evaluation))):
+    for key, asked, there in (
+        ("windows", wanted.windows, used),
+        ("scored", wanted.scored, fit),
+        ("test_windows", wanted.test_windows, len(evaluation)),
+    ):
         if asked and 0 < there < asked:
             say(f"yes.{key}: {there}, there are no more")
     if evaluation.shape[1] != calibration.shape[1]:
@@ -136,7 +143,12 @@ def _source(wanted: Yes, model: Path, decoder: Decoder) -> Decoder | None:
     if wanted.initial == "fresh":
         return None
     path = model if wanted.initial == "checkpoint" else Path(str(wanted.pretrained)).expanduser()
-    source = Decoder(path, torch.float32, "cpu", decoder.checkpoint.trust_remote_code)
+    if not path.is_dir():
+        raise PalimpsestError(f"params.yaml: yes.pretrained = '{path}': no such folder")
+    try:
+        source = Decoder(path, torch.float32, "cpu", decoder.checkpoint.trust_remote_code)
+    except PalimpsestError as error:
+        raise PalimpsestError(f"params.yaml: yes.pretrained = '{path}': {error}") from None
     if source.block_types() != decoder.block_types():
         raise PalimpsestError(f"params.yaml: yes.pretrained = '{path}': its blocks are not those of the model")
     return source

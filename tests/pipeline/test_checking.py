@@ -37,12 +37,31 @@ def changed(**settings: Any) -> dict[str, Any]:
             {"statistics__gradient_windows": 1},
             r"'gradient' needs statistics\.gradient_windows",
         ),
+        ({"yes__maps": "families", "yes__windows": 17}, {"yes__windows": 16}, r"yes\.windows = 17: there are 16"),
+        ({"yes__maps": "families", "yes__scored": 15}, {"yes__scored": 14}, r"yes\.scored = 15: there are 14"),
+        ({"yes__maps": "families", "yes__test_windows": 17}, {"yes__maps": "none"}, r"yes\.test_windows = 17: there are 16"),
+        (
+            {"yes__maps": "direct", "yes__initial": "pretrained", "yes__pretrained": "gone"},
+            {"yes__pretrained": "stages"},
+            r"yes\.pretrained = 'gone': no such folder",
+        ),
+        ({"yes__matrices": ["mlp.*"]}, {"yes__grid": "binary"}, r"yes: matrices = \['mlp\.\*'\] needs grid to be set"),
+        ({"yes__maps": "best"}, {"yes__maps": "1-4-4-4"}, r"yes\.maps = 'best': no map 'best'; allowed: none, staircases"),
+        ({"yes__maps": [4]}, {"yes__maps": ["4"]}, r"yes\.maps = \[4\]: should be one of none, staircases, families, or a list"),
     ],
 )
 def test_what_another_stage_leaves_out(wrong: dict[str, Any], mend: dict[str, Any], says: str) -> None:
     with pytest.raises(ParamsError, match=f"^params.yaml: .*{says}"):
         check_params(changed(**wrong))
     check_params(changed(**wrong | mend))
+
+
+def test_a_map_by_its_bare_name_is_a_list_of_one() -> None:
+    sections: dict[str, Any] = check_params(changed(yes__maps="direct"))
+    assert sections["yes"].maps == ["direct"]
+    with pytest.raises(ParamsError) as caught:
+        check_params(changed(yes__maps="best"))
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_all_that_is_wrong_is_listed() -> None:

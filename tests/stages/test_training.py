@@ -22,14 +22,17 @@ from pipeline.files import Files
 from pipeline.params import ParamsError, check_sections
 from pipeline.tensors import TensorFile
 from stages.decoder.checkpoint import Checkpoint
+from stages.decoder.matrices import prunable_matrices
+from stages.decoder.skeleton import Decoder
 from stages.model import Model
 from stages.model import Params as ModelParams
 from stages.model.run import run as run_model
 from stages.tokens import Params as TokensParams
 from stages.tokens import Tokens
 from stages.tokens.run import run as run_tokens
-from stages.training import Params, Training, series
+from stages.training import MATRICES, Params, Training, series
 from stages.training import run as stage
+from tests.models import save_model
 from tests.project import REPOSITORY
 
 WORDS = "the cat sat on a mat and saw one fox run over seven green hills until it slept in old warm hay".split()  # noqa: SIM905
@@ -294,7 +297,44 @@ def test_tokens_makes_the_windows_that_were_trained_on(
 def test_what_model_and_training_ask_of_each_other(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ParamsError, match=message):
         check_params(sections)
-    check_params({"model": {"source": "scratch", "checkpoint": 2}, "training": {"method": "llama"}})
+    check_params(SERIES | {"model": {"source": "scratch", "checkpoint": 2}})
+
+
+SERIES: dict[str, Any] = {
+    "training": {"method": "llama"},
+    "model": {"source": "scratch"},
+    "tokens": {"length": 128},
+    "removal": {"count": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"tokens": {"length": 129}}, r"tokens\.length = 129: the model that is trained reads training\.length = 128"),
+        ({"tokens": {"length": 64, "contract": "wanda"}}, r"tokens\.contract = wanda: windows of 2048 tokens: the model"),
+        ({"removal": {"count": 3}}, r"removal\.count = 3: of training\.blocks = 4 can 2 go \(removal\.protect = \[0, -1\]\)"),
+        ({"removal": {"count": 4, "protect": [0, -4]}}, r"of training\.blocks = 4 can 3 go"),
+        (
+            {"training": {"method": "gpt2", "grid": "binary", "matrices": ["mlp.gate"]}},
+            r"training\.matrices: 'mlp\.gate' fits no",
+        ),
+        ({"yes": {"maps": "prefix_9"}}, r"yes\.maps: no map 'prefix_9' in a model of 4 blocks"),
+        ({"training": {"method": "llama", "blocks": 9}, "yes": {"maps": "staircases"}}, r"yes\.maps = 'staircases': 256 maps"),
+    ],
+)
+def test_what_later_stages_ask_of_a_small_model(sections: dict[str, Any], message: str) -> None:
+    check_params(SERIES)
+    with pytest.raises(ParamsError, match=message):
+        check_params(SERIES | sections)
+    if "yes" in sections:
+        check_params(SERIES | sections | {"yes": {}})
+
+
+@pytest.mark.parametrize("method", ["llama", "gpt2"])
+def test_the_matrices_that_may_be_named_are_those_of_the_model(method: str, tmp_path: Path) -> None:
+    save_model(tmp_path, method, 1)
+    assert {one.name for one in prunable_matrices(Decoder(tmp_path).blocks[0])} == set(MATRICES[method])
 
 
 def test_the_series_says_what_it_is(trained: dict[str, Path]) -> None:

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.errors import PalimpsestError
 from pipeline.tensors import write_tensors
+from stages.decoder.lowbit import quantise
 from stages.decoder.skeleton import Decoder
 from stages.report.columns import Columns
 from stages.report.sections.yes import _stones, _verdict
@@ -62,7 +63,9 @@ def fresh(captured: Project, tmp_path: Path) -> Project:
 
 def test_off_by_default_and_then_the_model_is_not_even_opened(fresh: Project) -> None:
     shutil.rmtree(fresh.data / "model")
+    (fresh.data / ".yes").mkdir()
     fresh.run("yes")
+    assert not (fresh.data / ".yes").exists(), "what a killed run left goes"
     assert not len(pd.read_csv(fresh.data / "yes.csv")) and json.loads((fresh.data / "yes.json").read_text()) == {"maps": 0}
     assert [file.name for file in (fresh.data / "yes_best").iterdir()] == ["reference.json"]
 
@@ -176,6 +179,29 @@ def test_fits_made_with_other_parameters_are_not_taken(fresh: Project, monkeypat
     assert set(pd.read_csv(fresh.data / "yes_blocks.csv").steps) == {2}
 
 
+def test_another_checkpoint_under_the_same_path_takes_no_fits(fresh: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    other, marks = fresh.data / "other", []
+    real = yes_run.fingerprint
+    monkeypatch.setattr(yes_run, "fingerprint", lambda *arguments: marks.append(real(*arguments)) or marks[-1])
+    for seed in (5, 5, 6):
+        shutil.rmtree(other, ignore_errors=True)
+        save_model(other, "llama", 3, seed=seed)
+        solve(fresh, maps=["direct"], initial="pretrained", pretrained=str(other), steps=1)
+    assert marks[0] == marks[1] != marks[2]
+
+
+@pytest.mark.parametrize("grid", ["3bit", "8bit"])
+def test_references_kept_in_bfloat16_lie_on_the_grid(grid: str, tmp_path: Path) -> None:
+    project = Project(tmp_path, blocks=2)
+    project.model.bfloat16().save_pretrained(project.data / "model")
+    project.run("capture")
+    solve(project, maps=["direct"], grid=grid)
+    kept = load_file(project.data / "yes_best/model.safetensors")
+    matrices = [value for name, value in kept.items() if "_proj" in name]
+    assert len(matrices) == 14 and all(value.dtype == torch.bfloat16 for value in matrices)
+    assert all(torch.equal(quantise(value, grid), value) for value in matrices)
+
+
 @pytest.mark.parametrize(
     ("family", "wanted"),
     [
@@ -192,6 +218,8 @@ def test_the_best_reference_loads_anywhere_with_the_losses_said(family: str, wan
     project.run("capture")
     table = solve(project, **wanted)
     note = json.loads((project.data / "yes_best/reference.json").read_text())
+    said = [note[key] for key in ("dtype", "train_windows", "train_tokens", "test_windows", "test_tokens")]
+    assert said == ["float32", 5, 5 * 15, 4, 4 * 15]
     assert note["map"] in wanted["maps"] and note["role"] == ("reference, not bound" if "skip_2" in wanted["maps"] else "bound")
     loaded: Any = AutoModelForCausalLM.from_pretrained(project.data / "yes_best", output_loading_info=True)
     model, report = loaded
@@ -254,6 +282,11 @@ def test_started_from_the_checkpoint_direct_is_the_model(fresh: Project) -> None
     moved = solve(fresh, maps=["direct"], initial="pretrained", pretrained=str(other), learning_rate=1e-9)
     assert abs(moved.gain["direct"]) > 1e-3
     save_model(fresh.data / "short", "llama", 2)
+    with pytest.raises(PalimpsestError, match=r"yes\.pretrained = 'gone': no such folder"):
+        solve(fresh, maps=["direct"], initial="pretrained", pretrained="gone")
+    (fresh.data / "empty").mkdir()
+    with pytest.raises(PalimpsestError, match=r"yes\.pretrained = '.*empty': .*"):
+        solve(fresh, maps=["direct"], initial="pretrained", pretrained=str(fresh.data / "empty"))
     with pytest.raises(PalimpsestError, match=r"yes\.pretrained = .*: its blocks are not those of the model"):
         solve(fresh, maps=["direct"], initial="pretrained", pretrained=str(fresh.data / "short"))
 
