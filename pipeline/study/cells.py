@@ -63,9 +63,13 @@ def run_cell(job: Job, say: Say = lambda _: None) -> Outcome:
 
 def _experiment(job: Job, root: Path, say: Say) -> Mapping[str, str]:
     """Run the experiment. One of its name, left by a worker that died or by an earlier study in this clone, is replaced."""
-    elsewhere = isinstance(job.place, Source)
-    settings = dict(job.cell.settings) if elsewhere else from_anywhere(job.cell.settings, root)
-    options: dict[str, Any] = {"pull": elsewhere, "say": say, "root": root, "environment": _threads(job.threads)}
+    settings = dict(job.cell.settings)
+    options: dict[str, Any] = {
+        "pull": isinstance(job.place, Source),
+        "say": say,
+        "root": root,
+        "environment": _threads(job.threads),
+    }
     try:
         return experiment(job.name, settings, job.plan.stages, **options)
     except StageFailed as error:
@@ -94,6 +98,8 @@ def read_result(experiment: str, plan: Plan, root: Path) -> Mapping[str, Any]:
 def from_anywhere(settings: Settings, root: Path) -> dict[str, Any]:
     """`settings`, and beside them each key of params.yaml that names a file or folder of the project by a relative path, made
     absolute: a cell runs in a folder of its own, with what git knows and the files of data/corpus.
+
+    To be asked before the first cell runs: for an instant of each, `dvc exp run` has that cell's values in params.yaml.
 
     Only keys that take any text are looked at (no method is taken for a folder of its name), and nothing inside data/.
     """

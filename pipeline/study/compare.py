@@ -16,6 +16,7 @@ from pipeline.study.plan import Settings, Study
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
+SAME = 1e-9  # differences over seeds that vary by less, relative to themselves, are rounding
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Comparison:
     deviation: float | None = None  # sample standard deviation of the first over seeds; None for one seed
     low: float | None = None  # the only seed's own interval, if it has one; None for more seeds
     high: float | None = None
-    difference: float | None = None  # mean over windows (and seeds)
+    difference: float | None = None  # mean over scored tokens (and seeds)
     difference_low: float | None = None  # bootstrap over windows
     difference_high: float | None = None
     windows_worse: float | None = None  # share of windows with a higher loss
@@ -100,13 +101,16 @@ def _compare(measures: Sequence[str], group: list[Outcome], base: list[Outcome],
     if not alike:
         return replace(head, note="; ".join(notes))
     table = np.array([np.subtract(a["windows"], b["windows"]) for a, b in alike])  # [seed, window], nats
-    by_window, by_seed = table.mean(0), table.mean(1)
-    rng = np.random.default_rng(seed)
-    means = [by_window[rng.integers(0, len(by_window), len(by_window))].mean() for _ in range(RESAMPLES)]
+    scored = np.asarray(alike[0][0].get("scored", np.ones(table.shape[1])), dtype=np.float64)  # tokens of each window
+    by_window, by_seed = table.mean(0), table @ scored / scored.sum()
+    drawn = np.random.default_rng(seed).integers(0, len(by_window), (RESAMPLES, len(by_window)))
+    means = (by_window * scored)[drawn].sum(1) / scored[drawn].sum(1)
     spread = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    if len(by_seed) > 1 and _tests(by_seed)["effect"] is None:
+        notes.append("its seeds gave the same result: no test")
     return replace(
         head,
-        difference=float(by_window.mean()),
+        difference=float(by_seed.mean()),
         difference_low=float(spread[0]),
         difference_high=float(spread[1]),
         windows_worse=float((by_window > 0).mean()),
@@ -131,7 +135,7 @@ def _text(value: Any) -> str:
 def _tests(differences: np.ndarray) -> dict[str, Any]:
     """Paired tests over seeds; None where there are too few seeds or no differences at all."""
     n, deviation = len(differences), float(np.std(differences, ddof=1)) if len(differences) > 1 else 0.0
-    if n < 2 or deviation == 0:
+    if n < 2 or deviation <= SAME * np.abs(differences).max():
         return {"t_test": None, "wilcoxon": None, "effect": None}
     return {
         "t_test": _p(stats.ttest_1samp(differences, 0.0)),

@@ -166,6 +166,9 @@ def _check_plan(plan: Plan, path: Path, root: Path) -> None:
     strange = [key for key in plan.baseline if key not in plan.vary and not any(key in one for one in plan.cells)]
     if strange:
         raise StudyError(f"{path}: baseline.{strange[0]}: not varied in this study")
+    for key, value in plan.baseline.items():
+        if value not in [*plan.vary.get(key, []), *(one[key] for one in plan.cells if key in one)]:
+            raise StudyError(f"{path}: baseline.{key} = {value!r}: no cell has that value, so there is nothing to compare with")
     twice = [key for key in plan.seeds if key in plan.vary or key in plan.fixed]
     twice += [key for key in plan.vary if key in plan.fixed]
     if twice:
@@ -183,7 +186,7 @@ def _check_cells(cells: list[Cell], path: Path, params: Mapping[str, Any]) -> No
             check_params(whole, source=f"{path}: cell {cell.name}")
         except ParamsError as error:
             raise StudyError(str(error)) from None
-        key = json.dumps(whole, sort_keys=True, default=str)
+        key = str(json.loads(json.dumps(whole, sort_keys=True, default=str), parse_int=float))  # 0 is 0.0
         if key in seen:
             raise StudyError(f"{path}: the cells {seen[key]} and {cell.name} are the same")
         seen[key] = cell.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.artifacts import write_text
@@ -11,7 +12,7 @@ from pipeline.files import DATA
 from pipeline.graph import Node, read_graph
 from pipeline.link import find_server, is_loopback, open_link
 from pipeline.reproduce import StageFailed, drop_experiments
-from pipeline.study.cells import Job, Outcome, Say
+from pipeline.study.cells import Job, Outcome, Say, from_anywhere
 from pipeline.study.compare import by_contract, compare
 from pipeline.study.elsewhere import Source, fetch_experiments, find_source
 from pipeline.study.mapping import check_dask, finish, on_dask, on_threads, threads
@@ -84,10 +85,13 @@ def run_study(
 
 def make_jobs(study: Study, graph: dict[str, Node], place: Path | Source, threads: int | None) -> dict[int, Job]:
     """A job per cell by its index, and COMMON for the stages that all share, if there are any."""
-    jobs = {index: Job(f"{study.name}-{cell.name}", cell, study.plan, place, threads) for index, cell in enumerate(study.cells)}
+    here = place if isinstance(place, Path) else None
+    cells = [cell if here is None else replace(cell, settings=from_anywhere(cell.settings, here)) for cell in study.cells]
+    jobs = {index: Job(f"{study.name}-{cell.name}", cell, study.plan, place, threads) for index, cell in enumerate(cells)}
     common = common_stages(study, graph)
     if common:
-        cell = Cell("common stages", common_settings(study, graph), {}, None)
+        shared = common_settings(study, graph)
+        cell = Cell("common stages", shared if here is None else from_anywhere(shared, here), {}, None)
         plan = study.plan.model_copy(update={"stages": common, "result": "", "show": {}})
         jobs[COMMON] = Job(f"{study.name}-common-stages", cell, plan, place, threads)
     return jobs

@@ -64,6 +64,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
             "confidence": wanted.confidence,
             "tokens": int(counts.sum()),
             "windows": losses.tolist(),
+            **({} if (counts == counts[0]).all() else {"scored": counts.tolist()}),
             "contract": _contract(tokens, ids, counts, decoder),
             "sparsity": zeros / prunable,
             "zeros": zeros,

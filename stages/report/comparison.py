@@ -24,6 +24,7 @@ class Variant:
     confidence: float
     tokens: int
     windows: Floats  # [window] mean loss per scored token
+    scored: Floats  # [window] scored tokens
     protocol: Mapping[str, str]
     sparsity: float
     parameters: int
@@ -35,7 +36,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Difference:
-    """Paired difference in nats per token: mean over windows with a bootstrap interval (None for a single window)."""
+    """Paired difference in nats per token: mean over scored tokens with a bootstrap interval (None for a single window)."""
 
     windows: Floats  # [window]
     mean: float
@@ -48,22 +49,30 @@ class Difference:
         return int((self.windows > 0).sum())
 
 
-def paired_difference(windows: Floats, baseline: Floats, resamples: int, confidence: float, seed: int) -> Difference:
+def paired_difference(
+    windows: Floats, baseline: Floats, resamples: int, confidence: float, seed: int, scored: Floats | None = None
+) -> Difference:
     """`windows - baseline`, with a percentile bootstrap over windows.
+
+    Args:
+        scored: tokens scored in each window, which it then counts by; None: as many in each.
 
     Raises ValueError if the two have not the same windows.
     """
     if windows.shape != baseline.shape:
         raise ValueError(f"paired windows: {windows.shape} against {baseline.shape}")
     differences = windows - baseline
+    weights = np.ones(len(differences)) if scored is None else scored / scored.mean()
+    mean = float((differences * weights).mean())
     if len(differences) < 2:
-        return Difference(differences, float(differences.mean()), None, None)
+        return Difference(differences, mean, None, None)
     generator = np.random.default_rng(seed)
     means = np.empty(resamples)
     for index in range(resamples):  # one resample at a time: memory stays one row, whatever the number of windows
-        means[index] = differences[generator.integers(0, len(differences), len(differences))].mean()
+        drawn = generator.integers(0, len(differences), len(differences))
+        means[index] = (differences * weights)[drawn].mean() / weights[drawn].mean()
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Difference(differences, float(differences.mean()), float(low), float(high))
+    return Difference(differences, mean, float(low), float(high))
 
 
 def digest(protocol: Mapping[str, str]) -> str:

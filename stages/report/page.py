@@ -105,7 +105,7 @@ def compare(results: Results, resamples: int, seed: int) -> Comparison:
     dense = variants["dense"]
 
     def pair(one: Variant, other: Variant) -> Difference:
-        return paired_difference(one.windows, other.windows, resamples, dense.confidence, seed)
+        return paired_difference(one.windows, other.windows, resamples, dense.confidence, seed, one.scored)
 
     differences = {name: pair(one, dense) for name, one in peers.items() if name != "dense"}
     both = "compressed" in peers and "removed" in peers

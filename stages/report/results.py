@@ -101,6 +101,7 @@ def read_variant(path: Path) -> Variant:
             confidence=float(raw.get("confidence", 0.95)),
             tokens=int(raw["tokens"]),
             windows=_losses(raw["windows"]),
+            scored=_losses(raw.get("scored", [1.0] * len(raw["windows"]))),
             protocol=_protocol(raw),
             sparsity=float(raw["sparsity"]),
             parameters=int(raw["parameters"]),

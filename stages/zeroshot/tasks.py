@@ -83,7 +83,7 @@ def _build(name: str, config: dict[str, Any], examples: Examples | None, wanted:
     where = f"zeroshot.tasks: '{name}'"
     if examples is not None:
         where = examples.where
-        given = datasets.DatasetDict({SPLIT: _dataset(examples, config.pop("process_docs", None))})
+        given = datasets.DatasetDict({SPLIT: _dataset(name, examples, config.pop("process_docs", None))})
         config |= {
             "custom_dataset": lambda **_: given, "dataset_path": None, "dataset_name": None, "dataset_kwargs": None,
             "training_split": None, "validation_split": None, "test_split": SPLIT,
@@ -95,14 +95,18 @@ def _build(name: str, config: dict[str, Any], examples: Examples | None, wanted:
         if examples is None:
             hint = "check zeroshot.definitions, run this where there is network, or use local files: zeroshot.source: files"
         else:
-            hint = "its columns are not those that the definition reads"
+            hint = "its columns, or the values in its first row, are not those that the definition reads"
         raise PalimpsestError(f"{where}: no data for task '{name}' ({_reason(error)}); {hint}") from None
     task.set_fewshot_seed(wanted.seed)
     return task
 
 
-def _dataset(examples: Examples, process: Callable[[datasets.Dataset], datasets.Dataset] | None) -> datasets.Dataset:
+def _dataset(name: str, examples: Examples, process: Callable[[datasets.Dataset], datasets.Dataset] | None) -> datasets.Dataset:
     """The rows as lm-eval wants them, prepared by the definition's own function: once, where lm-eval would do it at each look."""
+    for number, row in enumerate(examples.rows, 1):  # a column that is not there would be read as the word None
+        absent = [key for key in examples.rows[0] if row.get(key) is None and examples.rows[0][key] is not None]
+        if absent:
+            raise PalimpsestError(f"{examples.where}, row {number}: not an example of task '{name}' (no '{absent[0]}')")
     try:
         rows = datasets.Dataset.from_list(examples.rows)
         return rows if process is None else process(rows)

@@ -18,12 +18,13 @@ from scipy import stats
 from pipeline import reproduce
 from pipeline.errors import PalimpsestError
 from pipeline.graph import read_graph
-from pipeline.study.cells import Job, Outcome, from_anywhere
+from pipeline.study.cells import Job, Outcome, from_anywhere, run_cell
 from pipeline.study.compare import compare
 from pipeline.study.order import COMMON, common_settings, common_stages, run_in_order, waits
 from pipeline.study.page import page
 from pipeline.study.plan import Cell, Plan, Study, merged, read_study
 from pipeline.study.results import table, write_results
+from pipeline.study.running import make_jobs
 from tests.toy import REPOSITORY, make_toy, run
 
 GOOD: dict[str, Any] = {
@@ -74,6 +75,8 @@ def test_cells_are_every_combination_with_every_seed(tmp_path: Path) -> None:
         ({"vary": {"masking.method": ["wando"]}, "baseline": None}, ("wando", "magnitude")),
         ({"vary": {"masking.method": ["wanda", "wanda"]}, "baseline": None}, ("the same",)),
         ({"baseline": {"ghost.method": "none"}}, ("baseline.ghost.method", "not varied")),
+        ({"baseline": {"masking.method": "sparsegpt"}}, ("baseline.masking.method = 'sparsegpt'", "no cell has that value")),
+        ({"vary": {"allocation.sparsity": [0, 0.0]}, "baseline": None, "fixed": None}, ("the same",)),
         ({"seeds": {"tokens.seed": [0], "evaluation.seed": [0, 1]}}, ("seeds", "tokens.seed has 1", "evaluation.seed has 2")),
         ({"fixed": {"masking.method": "wanda"}}, ("masking.method", "twice")),
         ({"seeds": {"tokens.seed": ["a"]}}, ("seeds.tokens.seed", "integer")),
@@ -236,6 +239,41 @@ def test_differences_are_paired_by_window_and_tested_over_seeds() -> None:
     assert last.effect == pytest.approx(d.mean() / np.sqrt(((d - d.mean()) ** 2).sum() / 4))
     text = table(study_of(outcomes), outcomes, [first, second, last])
     assert "5 seeds cannot give less than p = 0.12 by Wilcoxon, corrected for 2 settings" in text
+
+
+def test_windows_count_by_the_tokens_scored_in_them() -> None:
+    losses, scored = {"a": [3.0, 3.0, 3.0], "b": [2.9, 3.0, 4.0]}, [500, 250, 2]
+    outcomes = [outcome({"m": name}, None, windows) for name, windows in losses.items()]
+    for one in outcomes:
+        assert isinstance(one.result, dict)
+        one.result["scored"] = scored
+    found = compare(study_of(outcomes), outcomes)[1]
+    assert found.difference == pytest.approx((-0.1 * 500 + 1.0 * 2) / 752) and found.difference < 0
+
+
+def test_seeds_that_change_nothing_prove_nothing() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        base = rng.normal(3, 0.5, 8)
+        rows = [("a", base), ("b", base + rng.normal(0.1, 0.05, 8))]
+        outcomes = [outcome({"m": name}, seed, list(values)) for name, values in rows for seed in range(3)]
+        found = compare(study_of(outcomes), outcomes)[1]
+        assert (found.t_test, found.wilcoxon, found.effect) == (None, None, None)
+        assert "its seeds gave the same result" in found.note
+
+
+def test_cells_do_not_read_params_while_others_run(tmp_path: Path) -> None:
+    """`dvc exp run` has one cell's values in params.yaml for an instant: all is read before the first."""
+    root = project(tmp_path)
+    jobs = make_jobs(read_study("one", root), read_graph(root / "dvc.yaml"), root, None)
+    (root / "params.yaml").write_text("")
+    said = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.study.cells.experiment", lambda name, settings, *_, **__: said.append(settings) or {})
+        patch.setattr("pipeline.study.cells.read_result", lambda *_: {})
+        patch.setattr("pipeline.study.cells._read", lambda *_: {})
+        assert not [answer.error for answer in map(run_cell, jobs.values()) if answer.error]
+    assert len(said) == len(jobs)
 
 
 def test_unlike_contracts_are_never_subtracted() -> None:

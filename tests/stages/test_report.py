@@ -593,6 +593,13 @@ def test_paired_difference_of_a_constant_shift_has_no_width() -> None:
     assert one.worse == 40
 
 
+def test_paired_difference_counts_tokens() -> None:
+    base, scored = np.full(3, 3.0), np.array([500.0, 250.0, 2.0])
+    one = paired_difference(np.array([2.9, 3.0, 4.0]), base, 500, 0.95, 0, scored)
+    assert one.mean == pytest.approx((-0.1 * 500 + 1.0 * 2) / 752) and one.worse == 1
+    assert one.low is not None and one.low == pytest.approx(-0.1, abs=0.01)
+
+
 def test_paired_difference_interval_is_near_the_normal_one() -> None:
     draw = np.random.default_rng(2)
     base = draw.normal(3, 0.5, 400)
@@ -608,7 +615,7 @@ def test_paired_difference_interval_is_near_the_normal_one() -> None:
 
 def test_protocols_group_and_name_what_differs() -> None:
     def variant(name: str, **protocol: str) -> Variant:
-        return Variant(name, 2.0, 1.0, 3.0, 0.95, 10, np.ones(2), protocol, 0.0, 1, 2)
+        return Variant(name, 2.0, 1.0, 3.0, 0.95, 10, np.ones(2), np.ones(2), protocol, 0.0, 1, 2)
 
     groups = by_protocol(
         [variant("dense", length="512"), variant("masked", length="512"), variant("removed", length="1024", bos="yes")]
