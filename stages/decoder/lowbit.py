@@ -111,7 +111,7 @@ def settle(block: nn.Module) -> None:
         # torch takes the weight's property off the module's class, which copies of the module share
         kind = type(module)
         own = {name: value for name, value in vars(kind).items() if name not in ("__dict__", "__weakref__")}
-        module.__class__ = type(kind.__name__, kind.__bases__, own)
+        module.__class__ = type(kind.__name__, kind.__bases__, own)  # type: ignore[assignment]
         for name in list(module.parametrizations):  # type: ignore[arg-type]
             parametrize.remove_parametrizations(module, name, leave_parametrized=True)
 
