@@ -13,7 +13,7 @@ run: setup
 	@$(BIN)/python -m pipeline table
 
 test: setup
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: setup
 	@$(BIN)/ruff check
