@@ -168,10 +168,9 @@ def make_flow(done: dict[str, Outcome], failed: dict[str, StageFailed]) -> Flow[
             wait(list(futures.values()))
             if trial:
                 talk(lambda: trial.show([f"{DATA}{path}" for name in names for path in read_graph()[name].writes]))
-        except Exception:
-            raise
-        except BaseException:
-            stop()  # cancelled: end DVC and the stages under it, which other threads wait for
+        except BaseException as error:
+            if not isinstance(error, Exception):  # cancelled: end DVC and the stages under it, which other threads wait for
+                stop()
             raise
         if trial and trial.problem:
             failed.setdefault(trial.problem.stage, trial.problem)

