@@ -20,7 +20,10 @@ CLOSED = "http://127.0.0.1:9"  # nothing listens there
 
 @contextmanager
 def serve(folders: dict[str, Path]) -> Iterator[str]:
-    """Serve `name -> folder` until the context ends; yields the address. A name that begins with `gated/` is refused."""
+    """Serve `name -> folder`, and `name@revision -> folder`, until the context ends; yields the address.
+
+    A name that begins with `gated/` is refused.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -47,17 +50,17 @@ def serve(folders: dict[str, Path]) -> Iterator[str]:
                 return self._send(404, b'{"error": "Repository not found"}', {"X-Error-Code": "RepoNotFound"}, body)
             if match[1].startswith("gated/"):
                 return self._send(403, b'{"error": "Access is restricted"}', {"X-Error-Code": "GatedRepo"}, body)
-            folder = folders[match[1]]
-            if (match[2] if file else match[3]) not in (None, "main", COMMIT):
+            found = _find(folders, match[1], match[2] if file else match[3])
+            if found is None:
                 return self._send(404, b'{"error": "Invalid rev id"}', {"X-Error-Code": "RevisionNotFound"}, body)
+            folder, commit = found
             if api:
-                return self._send(
-                    200, json.dumps(_describe(api, folder, posted)).encode(), {"Content-Type": "application/json"}, body
-                )
+                described = json.dumps(_describe(api, folder, commit, posted)).encode()
+                return self._send(200, described, {"Content-Type": "application/json"}, body)
             content = (folder / match[3]).read_bytes() if (folder / match[3]).is_file() else None
             if content is None:
-                return self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}, body)
-            return self._send(200, content, {"ETag": f'"{_blob(folder / match[3])}"', "X-Repo-Commit": COMMIT}, body)
+                return self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit}, body)
+            return self._send(200, content, {"ETag": f'"{_blob(folder / match[3])}"', "X-Repo-Commit": commit}, body)
 
         def _send(self, status: int, content: bytes, headers: dict[str, str], body: bool) -> None:
             self.send_response(status)
@@ -94,7 +97,21 @@ def _blob(path: Path) -> str:
     return hashlib.sha1(path.read_bytes(), usedforsecurity=False).hexdigest()
 
 
-def _describe(api: re.Match[str], folder: Path, posted: bytes) -> Any:
+def commit_of(revision: str | None) -> str:
+    """The commit that a revision means: COMMIT is that of main."""
+    return COMMIT if revision in (None, "main") else hashlib.sha1(str(revision).encode(), usedforsecurity=False).hexdigest()
+
+
+def _find(folders: dict[str, Path], name: str, revision: str | None) -> tuple[Path, str] | None:
+    """The folder that a revision, by name or by commit, stands for, and its commit."""
+    known = {one.partition("@")[2] or "main": folder for one, folder in folders.items() if one.partition("@")[0] == name}
+    for one, folder in known.items():
+        if (revision or "main") in (one, commit_of(one)):
+            return folder, commit_of(one)
+    return None
+
+
+def _describe(api: re.Match[str], folder: Path, commit: str, posted: bytes) -> Any:
     files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     entries = [
         {"type": "file", "path": name, "size": (folder / name).stat().st_size, "oid": _blob(folder / name)} for name in files
@@ -105,4 +122,4 @@ def _describe(api: re.Match[str], folder: Path, posted: bytes) -> Any:
         asked = json.loads(posted or b"{}").get("paths", [])
         return [entry for entry in entries if entry["path"] in asked]
     siblings = [{"rfilename": entry["path"], "size": entry["size"], "blobId": entry["oid"]} for entry in entries]
-    return {"id": api[1], "sha": COMMIT, "private": False, "gated": False, "tags": [], "siblings": siblings, "downloads": 0}
+    return {"id": api[1], "sha": commit, "private": False, "gated": False, "tags": [], "siblings": siblings, "downloads": 0}

@@ -23,7 +23,7 @@ from stages.model import Model, Params
 from stages.model.check import check_digits
 from stages.model.gguf import drop_quantiser
 from stages.model.run import run, whole_folder
-from tests.hub import CLOSED, COMMIT, serve, use_hub
+from tests.hub import CLOSED, COMMIT, commit_of, serve, use_hub
 from tests.models import FAMILIES, save_model
 from tests.vocabulary import save_tokenizer
 
@@ -373,6 +373,23 @@ def test_hub_snapshot_is_pinned_by_commit_and_read_offline(root: Path, source: P
     shutil.rmtree(cache)
     with pytest.raises(CheckpointError, match=r"someone/tiny at commit 0123456789ab is no longer in the Hugging Face cache"):
         Checkpoint(out)
+
+
+def test_hub_revisions_are_checkpoints_of_their_own(root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    earlier = root / "models" / "earlier"
+    shutil.copytree(source, earlier)
+    weights = load_file(source / "model.safetensors")
+    save_file({name: one * 2 for name, one in weights.items()}, earlier / "model.safetensors", {"format": "pt"})
+    norms = {}
+    with serve({"someone/tiny": source, "someone/tiny@step1": earlier}) as address:
+        use_hub(monkeypatch, address, root / "cache")
+        for revision in ("step1", "main", commit_of("step1")):
+            out = run_model(root, source="hub", repository="someone/tiny", revision=revision)
+            commit = json.loads((out / "manifest.json").read_text())["commit"]
+            norms[revision] = commit, Checkpoint(out).read("model.norm.weight")
+    assert norms["main"][0] == COMMIT and norms["step1"][0] == norms[commit_of("step1")][0] == commit_of("step1")
+    assert torch.equal(norms["main"][1], weights["model.norm.weight"])
+    assert torch.equal(norms["step1"][1], 2 * weights["model.norm.weight"])
 
 
 def test_hub_refusals_say_what_to_do(root: Path, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
