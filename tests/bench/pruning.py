@@ -6,18 +6,21 @@ stages run float32 and, where `compute.dtype: auto` is another one, that too; on
 one after the other; seconds are without the start-up of the libraries.
 
 `python -m tests.bench.pruning --dtypes --data data` counts instead the mask entries that forward passes in bfloat16 decide other
-than those in float32 do, on the demo's first `--windows` windows at half the weights.
+than those in float32 do, on the demo's first `--windows` windows at half the weights, and says what that does to the perplexity:
+both sets of masks (with SparseGPT its weights too) run in float32 on the first `--evaluation-windows` windows.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +29,7 @@ from ruamel.yaml import YAML
 from pipeline.tensors import TensorFile, write_tensors
 from stages.decoder.checkpoint import Checkpoint
 from stages.decoder.compute import Compute
+from stages.evaluation.bootstrap import mean_interval
 from tests.bench.process import REPOSITORY, run_apart
 
 SHAPES = {0.1: (768, 9), 0.4: (1024, 24), 1.0: (2048, 15), 3.0: (2560, 30)}  # billions of parameters -> width, blocks
@@ -50,11 +54,12 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--data", type=Path, default=Path("data"), help="the demo's data folder")
-    parser.add_argument("--dtypes", action="store_true", help="count the mask entries that depend on the precision")
+    parser.add_argument("--dtypes", action="store_true", help="what of the masks depends on the precision")
+    parser.add_argument("--evaluation-windows", type=int, default=8, help="with --dtypes: for the perplexity")
     parser.add_argument("--methods", nargs="*", default=sorted({method for method, _ in WAYS}))
     wanted = parser.parse_args()
     if wanted.dtypes:
-        compare_dtypes(wanted.data, wanted.windows, wanted.methods)
+        compare_dtypes(wanted.data, wanted.windows, wanted.evaluation_windows, wanted.methods)
         return
     start, idle = run_apart(["-c", "import stages.decoder.skeleton"], REPOSITORY)
     print(
@@ -139,28 +144,50 @@ def allocate_half(root: Path) -> None:
     (root / "data/allocation.csv").write_text(uniform)
 
 
-def compare_dtypes(data: Path, windows: int, methods: list[str]) -> None:
-    """Print how many mask entries differ between bfloat16 and float32 forward passes, for each method, unstructured."""
+def compare_dtypes(data: Path, windows: int, evaluated: int, methods: list[str]) -> None:
+    """Print for each method, unstructured, how many mask entries differ between bfloat16 and float32 forward passes, and the
+    perplexity of either set of masks, both run in float32."""
+    dtypes = "float32", "bfloat16"
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve()
         lay_out(root)
         (root / "data/model").symlink_to((data / "model").resolve())
         tokens = TensorFile(data / "tokens.safetensors")
-        write_tensors(root / "data/tokens.safetensors", {"calibration": tokens.read("calibration")[:windows].clone()})
+        counts = {"calibration": windows, "evaluation": evaluated, "scored": evaluated}
+        some = {name: tokens.read(name)[: counts[name]].clone() for name in tokens.names()}
+        write_tensors(root / "data/tokens.safetensors", some, tokens.metadata)
         (root / "data/statistics.safetensors").touch()  # has to be there; inputs behind the pruned blocks need none of it
         allocate_half(root)
         yaml = YAML(typ="safe", pure=True)
         params = yaml.load(root / "params.yaml")
-        print("method       differ      of entries      share", flush=True)
+
+        def stage(name: str, dtype: str) -> None:
+            params["compute"]["dtype"] = dtype
+            yaml.dump(params, root / "params.yaml")
+            run_apart(["-m", "pipeline.runner", name], root)
+
+        print(
+            f"masks from {len(some['calibration'])} windows; perplexity in float32 on {len(some['evaluation'])} windows of "
+            f"{some['evaluation'].shape[1]} tokens\n"
+            "method       differ      of entries      share   perplexity: float32  bfloat16   difference in nats per token",
+            flush=True,
+        )
         for method in methods:
-            for dtype in ("float32", "bfloat16"):
-                params["compute"]["dtype"] = dtype
-                params["masking"].update(method=method, pattern="unstructured")
-                yaml.dump(params, root / "params.yaml")
-                run_apart(["-m", "pipeline.runner", "masking"], root)
+            params["masking"].update(method=method, pattern="unstructured")
+            found: list[dict[str, Any]] = []
+            for dtype in dtypes:
+                stage("masking", dtype)
+                stage("evaluation@masked", "float32")
+                found.append(json.loads((root / "data/evaluation/masked.json").read_text()))
                 (root / "data/masks.safetensors").rename(root / f"data/{dtype}.safetensors")
-            differ, entries = differing_entries(*(TensorFile(root / f"data/{d}.safetensors") for d in ("float32", "bfloat16")))
-            print(f"{method:10s}  {differ:7d}  {entries:14d}  {differ / entries:9.4%}", flush=True)
+            differ, entries = differing_entries(*(TensorFile(root / f"data/{dtype}.safetensors") for dtype in dtypes))
+            one, other = found
+            low, high = mean_interval(np.subtract(other["windows"], one["windows"]), one["confidence"], 1000, 0)
+            print(
+                f"{method:10s}  {differ:7d}  {entries:14d}  {differ / entries:9.4%}   {one['perplexity']:19.2f}  "
+                f"{other['perplexity']:8.2f}   {other['loss'] - one['loss']:+.4f} ({low:+.4f} to {high:+.4f})",
+                flush=True,
+            )
 
 
 def differing_entries(one: TensorFile, other: TensorFile) -> tuple[int, int]:
