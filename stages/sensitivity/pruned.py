@@ -12,22 +12,25 @@ from pipeline.tensors import TensorFile
 from stages.decoder.matrices import Matrix, prunable_matrices
 from stages.decoder.scores import magnitude_score, wanda_score
 from stages.decoder.selection import keep_per_row
+from stages.decoder.skeleton import Decoder
 
 
 @contextmanager
-def pruned(block: nn.Module, index: int, sparsity: float, norms: TensorFile | None) -> Iterator[None]:
+def pruned(block: nn.Module, index: int, source: Decoder, sparsity: float, norms: TensorFile | None) -> Iterator[None]:
     """While the context lasts, in each row of each matrix of the loaded block the lowest scores are zero.
 
     Args:
         index: of the block in the model.
+        source: the model in the precision that it is stored in, whose weights are scored, as stage masking does.
         sparsity: share of each matrix to remove.
         norms: statistics.safetensors, for Wanda's scores; None: by magnitude, as an expert that no token was routed to is anyway.
     """
     matrices = prunable_matrices(block)
     saved = [(matrix.view(block), matrix.view(block).clone()) for matrix in matrices]
     try:
-        for matrix, (weight, _) in zip(matrices, saved, strict=True):
-            weight.mul_(keep_per_row(_score(weight, matrix, index, norms), sparsity))
+        with source.block(index) as exact:
+            for matrix, (weight, _) in zip(matrices, saved, strict=True):
+                weight.mul_(keep_per_row(_score(matrix.view(exact), matrix, index, norms), sparsity))
         yield
     finally:
         for weight, before in saved:

@@ -15,7 +15,7 @@ from pipeline.console import plan, say
 from pipeline.errors import PalimpsestError
 from pipeline.files import Files
 from pipeline.tensors import TensorFile
-from stages.decoder.skeleton import Decoder
+from stages.decoder.skeleton import Decoder, as_stored
 from stages.decoder.stream import read_windows
 from stages.decoder.tape import Tape
 from stages.decoder.wavefront import Changed, Prompts, Variant, chunks, sweep, sweep_memory
@@ -40,17 +40,19 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         say("not measured (sensitivity.method is none)")
         return
     decoder = Decoder(inputs["model"], compute.resolve_dtype(), compute.resolve_device())
+    source = as_stored(decoder)
     tape.check_model(len(decoder), decoder.width)
     ids = read_windows(TensorFile(inputs["tokens.safetensors"]), "calibration", decoder)[: wanted.windows, : wanted.length]
     if len(ids) > tape.windows or ids.shape[1] > tape.length:
         file = inputs["tape.safetensors"]
         raise ArtifactError(f"{file}: {tape.windows} windows of {tape.length} tokens, fewer than there are now; {producer(file)}")
     norms = TensorFile(inputs["statistics.safetensors"]) if wanted.scores == "wanda" else None
-    prune = partial(pruned, sparsity=wanted.sparsity, norms=norms)
+    prune = partial(pruned, source=source, sparsity=wanted.sparsity, norms=norms)
     variants = [Variant({index: Changed(index, partial(prune, index=index))}) for index in blocks]
     prompts = Prompts(tape, *ids.shape)
+    copies = decoder.block_bytes() + (source.block_bytes() if source is not decoder else 0)
     plan(
-        memory=sweep_memory(decoder, variants, prompts, STREAM_BYTES, compute.batch_tokens) + decoder.block_bytes(),
+        memory=sweep_memory(decoder, variants, prompts, STREAM_BYTES, compute.batch_tokens) + copies,
         disk=0,
         folder=path.parent,
         memory_key="compute.batch_tokens",

@@ -12,6 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.errors import PalimpsestError
+from stages.decoder.matrices import prunable_matrices
+from stages.decoder.skeleton import Decoder
+from stages.decoder.wavefront import Changed, Prompts, Variant
 from stages.sensitivity import run as stage
 from tests.models import FAMILIES, _config
 from tests.plain import blocks_of, matrix_inputs, matrix_of, plain_logits, plain_losses, read_masks
@@ -83,6 +86,35 @@ def test_chunks_of_prompts_and_variants_change_nothing(method: str, copied: Fini
         monkeypatch.setattr(stage, "STREAM_BYTES", streams * 11 * 32 * 4)
         again = pd.read_csv(project.run("sensitivity"))
         pd.testing.assert_frame_equal(again, whole, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("family", "scores"), [("gpt2", "magnitude"), ("qwen3_moe", "wanda")])
+def test_the_precision_of_forward_passes_prunes_no_other_weights(
+    family: str, scores: str, copied: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint is in float32; in bfloat16 many of its scores would be equal or swapped."""
+    project = copied(family)
+
+    def zeros(decoder: Decoder, variants: list[Variant], prompts: Prompts, *_: Any) -> np.ndarray:
+        for index, variant in enumerate(variants):
+            step = variant.slots[index]
+            assert isinstance(step, Changed)
+            with decoder.block(index) as block, step.change(block):
+                found.append({matrix.name: matrix.view(block) == 0 for matrix in prunable_matrices(block)})
+        return np.zeros((len(variants), prompts.count))
+
+    monkeypatch.setattr(stage, "measure_rises", zeros)
+    each = []
+    for dtype in ("float32", "bfloat16"):
+        found: list[dict[str, torch.Tensor]] = []
+        project.run("sensitivity", sensitivity={**KNOBS, "scores": scores}, compute={"dtype": dtype})
+        each.append(found)
+    exact, half = each
+    assert len(exact) == len(half) == 4
+    for one, other in zip(exact, half, strict=True):
+        for name in one:
+            assert torch.equal(one[name], other[name]), name
+            assert 0.4 < float(one[name].float().mean()) < 0.6
 
 
 def test_windows_and_length_go_no_further_than_the_tape(copied: Finished, capsys: pytest.CaptureFixture[str]) -> None:
