@@ -73,9 +73,12 @@ def _masking(allocation: Mapping[str, Any], masking: Mapping[str, Any], sparsity
     how += [f"rounding {masking['rounding']}"]
     how += [f"inputs {masking['activations']}", f"expert_tokens {masking['expert_tokens']}"] * (masking["method"] != "magnitude")
     how += [f"{key} {value:g}" for key, value in masking["sparsegpt"].items()] * (masking["method"] == "sparsegpt")
+    of = masking["pattern"].partition(":")[2]
+    rounded = of and allocation["method"] != "uniform"  # a uniform one is n of m itself, or masking refuses it
+    whole = f"; the pattern rounds the shares to whole n of {of}, which can make them equal" if rounded else ""
     return (
         f"{sparsity:.4f} of the prunable weights of the blocks that stay are masked ({', '.join(how)}) and stored as zeros; "
-        f"they take as much space and time as before. Shared out by {_with(allocation['method'], knobs)}."
+        f"they take as much space and time as before. Shared out by {_with(allocation['method'], knobs)}{whole}."
     )
 
 

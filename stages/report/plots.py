@@ -12,6 +12,7 @@ from stages.report.answers import Score
 from stages.report.columns import Columns, Floats
 from stages.report.comparison import digest
 from stages.report.results import Results
+from stages.report.shares import Shares, per_block_score, read_shares
 
 
 def plot_tables(results: Results, comparable: Sequence[str], scores: Sequence[Score]) -> dict[str, pd.DataFrame]:
@@ -19,7 +20,7 @@ def plot_tables(results: Results, comparable: Sequence[str], scores: Sequence[Sc
 
     `comparable`: the variants of the dense model's protocol; only these stand in one picture.
     """
-    blocks, shares = per_block_sparsity(results.allocation)
+    shares = read_shares(results.allocation, results.masks)
     influence = results.influence.ordered("block")
     variants = [
         {"variant": name, "perplexity": one.perplexity, "low": one.low, "high": one.high}
@@ -28,13 +29,20 @@ def plot_tables(results: Results, comparable: Sequence[str], scores: Sequence[Sc
     ]
     return {
         "perplexity.csv": pd.DataFrame(variants),
-        "sparsity.csv": pd.DataFrame({"block": blocks, "sparsity": shares, "score": per_block_score(results.allocation)}),
+        "sparsity.csv": _sparsity(shares),
+        "score.csv": pd.DataFrame({"block": shares.blocks, "score": per_block_score(results.allocation)}),
         "kept.csv": _kept(results.masks),
         "influence.csv": pd.DataFrame({"block": influence.whole("block"), "influence": influence.numbers("influence")}),
         "ghost.csv": _ghost(results.ghost.ordered("start")),
         "peeling.csv": _peeling(results.peeling),
         "zeroshot.csv": _zeroshot(scores),
     }
+
+
+def _sparsity(shares: Shares) -> pd.DataFrame:
+    named = {"asked by the allocation": shares.asked, "taken by the masks": shares.taken}
+    rows = [[block, name, share] for name, each in named.items() for block, share in zip(shares.blocks, each, strict=True)]
+    return pd.DataFrame(rows, columns=["block", "series", "sparsity"])
 
 
 def _zeroshot(scores: Sequence[Score]) -> pd.DataFrame:
@@ -50,27 +58,6 @@ def _zeroshot(scores: Sequence[Score]) -> pd.DataFrame:
     ]
     table = pd.DataFrame(rows, columns=[*columns, "contract"])
     return table.astype({"lost": "Int64", "gained": "Int64"})
-
-
-def per_block_sparsity(allocation: Columns) -> tuple[list[int], Floats]:
-    """Blocks and the sparsity of each: the parameter-weighted mean where it is set per matrix. Of masks.csv likewise."""
-    return _block_means(allocation, "sparsity")
-
-
-def per_block_score(allocation: Columns) -> Floats:
-    """The score of each block: a parameter-weighted mean where it is set per matrix; NaN where there is none."""
-    known = allocation.pick(np.isfinite(allocation.numbers("score")))
-    scores = dict(zip(*_block_means(known, "score"), strict=True)) if len(known) else {}
-    return np.array([scores.get(block, np.nan) for block in np.unique(allocation.whole("block")).tolist()])
-
-
-def _block_means(table: Columns, column: str) -> tuple[list[int], Floats]:
-    weights = np.nan_to_num(table.numbers("parameters"))
-    weights = np.where(weights > 0, weights, 1.0)
-    blocks, of = np.unique(table.whole("block"), return_inverse=True)
-    weights = weights / np.bincount(of, weights=weights)[of]  # first, so that a block of one row keeps its value to the bit
-    means = np.asarray(np.bincount(of, weights=weights * table.numbers(column)), dtype=np.float64)
-    return blocks.tolist(), means
 
 
 def kept_per_matrix(masks: Columns) -> tuple[list[str], Floats]:

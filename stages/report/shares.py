@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from pipeline.drawing.notation import counted, percent
 from stages.report.columns import Columns, Floats
-from stages.report.plots import per_block_sparsity
 
 SHOWN = 5e-5  # shares nearer to each other read the same on the page, which has two decimals of a percent
 
@@ -60,6 +59,27 @@ def read_shares(allocation: Columns, masks: Columns) -> Shares:
     asked_each = np.array([asked_of.get((block, name), asked_of.get((block, ""), np.nan)) for block, name in matrices])
     taken = np.where(np.abs(taken - asked) > SHOWN, taken, asked)
     return Shares(blocks, asked, taken, matrices, asked_each, masks.numbers("sparsity"))
+
+
+def per_block_sparsity(allocation: Columns) -> tuple[list[int], Floats]:
+    """Blocks and the sparsity of each: the parameter-weighted mean where it is set per matrix. Of masks.csv likewise."""
+    return _block_means(allocation, "sparsity")
+
+
+def per_block_score(allocation: Columns) -> Floats:
+    """The score of each block: a parameter-weighted mean where it is set per matrix; NaN where there is none."""
+    known = allocation.pick(np.isfinite(allocation.numbers("score")))
+    scores = dict(zip(*_block_means(known, "score"), strict=True)) if len(known) else {}
+    return np.array([scores.get(block, np.nan) for block in np.unique(allocation.whole("block")).tolist()])
+
+
+def _block_means(table: Columns, column: str) -> tuple[list[int], Floats]:
+    weights = np.nan_to_num(table.numbers("parameters"))
+    weights = np.where(weights > 0, weights, 1.0)
+    blocks, of = np.unique(table.whole("block"), return_inverse=True)
+    weights = weights / np.bincount(of, weights=weights)[of]  # first, so that a block of one row keeps its value to the bit
+    means = np.asarray(np.bincount(of, weights=weights * table.numbers(column)), dtype=np.float64)
+    return blocks.tolist(), means
 
 
 def rounding(shares: Shares, masking: Mapping[str, Any]) -> list[str]:

@@ -195,6 +195,13 @@ def test_the_card_says_how_weights_and_blocks_were_chosen(copied: Finished) -> N
     assert "chosen by shortgpt (axis token, spacing 0)." in card and "rounding exact" in card and "block 128" in card
     assert "Shared out by pals (sparsity 0.5, " in card and "percentile 99.0" in card
     assert "no sink token was found that a rule tells, so none is treated apart" in card
+    assert "whole n" not in card
+    project.run("masking", masking={"pattern": "4:8"})
+    project.run("compress", masking={"pattern": "4:8"})
+    card = (project.data / "compressed" / "README.md").read_text()
+    assert "projection projected); the pattern rounds the shares to whole n of 8, which can make them equal." in card
+    project.run("compress", allocation={"method": "uniform"})
+    assert "whole n" not in (project.data / "compressed" / "README.md").read_text()
 
 
 def test_code_beside_a_checkpoint_that_was_not_run_is_not_exported(copied: Finished) -> None:

@@ -29,8 +29,8 @@ from stages.report import Params
 from stages.report.columns import Columns
 from stages.report.comparison import Variant, by_protocol, conflicts, paired_difference
 from stages.report.heatmap import shade
-from stages.report.plots import per_block_sparsity
 from stages.report.run import run
+from stages.report.shares import per_block_sparsity
 
 ROOT = Path(__file__).parents[2]
 MATRICES = ("self_attn.q_proj", "mlp.up_proj")
@@ -461,7 +461,7 @@ def test_the_score_is_called_what_it_is(tmp_path: Path, method: str, title: str)
     picture = (tmp_path / "data/pictures/sparsity.svg").read_text()
     assert title in text and title in picture
     assert ("one standard error" in text.split("Where the zeros go")[1].split("</p>")[0]) == (method == "measured")
-    plot = pd.read_csv(tmp_path / "data/plots/sparsity.csv")
+    plot = pd.read_csv(tmp_path / "data/plots/score.csv")
     allocation = pd.read_csv(tmp_path / "data/allocation.csv")
     assert plot.score.tolist() == pytest.approx(allocation.score.tolist())
 

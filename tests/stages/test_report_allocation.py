@@ -13,8 +13,7 @@ import pytest
 from pipeline.artifacts import write_table
 from pipeline.params import read_params
 from stages.report.columns import Columns
-from stages.report.plots import per_block_score
-from stages.report.shares import read_shares
+from stages.report.shares import per_block_score, read_shares
 from tests.stages.test_report import MATRICES, ROOT, edit_table, fake_results, report
 
 BLOCKS = 10
@@ -65,6 +64,9 @@ def test_a_pattern_that_keeps_some_of_the_allocation_is_ranked_by_what_is_left(r
     assert "block 0, with the highest score, gives up 37.50%" in said
     expected = np.corrcoef([0, *[5] * 9], np.arange(10)[::-1])[0, 1]
     assert f"rank correlation of {expected:.3f}".replace("-", "−") in said
+    plot = pd.read_csv(root / "data/plots/sparsity.csv")
+    assert plot[plot.series == "asked by the allocation"].sparsity.tolist() == pytest.approx(ASKED.tolist())
+    assert plot[plot.series == "taken by the masks"].sparsity.tolist() == [0.375, *[0.5] * 9]
 
 
 def test_masks_that_do_as_asked_have_no_second_mark(root: Path) -> None:

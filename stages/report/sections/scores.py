@@ -8,8 +8,8 @@ import numpy as np
 
 from stages.report.columns import Columns, Floats
 from stages.report.naming import method
-from stages.report.plots import per_block_score
 from stages.report.results import Results
+from stages.report.shares import per_block_score
 from stages.report.strips import strips
 
 RISES = {"loss": "Rise in loss", "kl": "KL from the dense model"}

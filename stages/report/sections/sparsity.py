@@ -11,11 +11,10 @@ from pipeline.drawing.chart import Key
 from pipeline.drawing.notation import number, percent
 from stages.report.columns import Columns, Floats
 from stages.report.naming import method
-from stages.report.plots import per_block_score
 from stages.report.results import Results
 from stages.report.sections import Part, block_panel, calibration
 from stages.report.sections.scores import rankings, ranks, rise_errors, score_name
-from stages.report.shares import Shares, read_shares, rounding
+from stages.report.shares import Shares, per_block_score, read_shares, rounding
 
 SIDES = (("input", "block input", "blue", "ring"), ("output", "block output", "rust", "square"))
 
