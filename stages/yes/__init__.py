@@ -101,7 +101,9 @@ def check_with_others(sections: Mapping[str, Any]) -> None:
     for key, (most, what) in limits.items():
         if (getattr(wanted, key) or 0) > most:
             raise ValueError(f"yes.{key} = {getattr(wanted, key)}: there are {most} ({what})")
-    if wanted.initial == "pretrained" and not Path(wanted.pretrained).expanduser().is_dir():
+    path = Path(wanted.pretrained or "").expanduser()  # relative: from the project's root, where runs start
+    made = path.parts[:1] == ("data",)  # by a stage that may not have run yet
+    if wanted.initial == "pretrained" and not made and not path.is_dir():
         raise ValueError(f"yes.pretrained = '{wanted.pretrained}': no such folder")
     if model.source == "scratch":
         try:

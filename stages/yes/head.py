@@ -59,10 +59,13 @@ def fit_head(decoder: Decoder, start: Weights, final: Stream, ids: Tensor, parts
     many = min(WINDOWS, parts.fit)
     each = max(1, min(wanted.head_positions // many, final.length - 1))
 
-    def cross_entropy(windows: Sequence[int], positions: Tensor) -> Tensor:
+    def now() -> Weights:
+        return cast(dict(zip(names, leaves, strict=True)), decoder.dtype)
+
+    def cross_entropy(head: Weights, windows: Sequence[int], positions: Tensor) -> Tensor:
         hidden = rows(final, windows).gather(1, positions[..., None].expand(-1, -1, decoder.width)).to(decoder.device)
         behind = ids[list(windows)].long().gather(1, positions + 1).to(decoder.device)
-        with installed(decoder.model, cast(dict(zip(names, leaves, strict=True)), decoder.dtype)):
+        with installed(decoder.model, head):
             logits = decoder.logits(hidden)
         return nn.functional.cross_entropy(logits.float().flatten(0, 1), behind.flatten())
 
@@ -71,7 +74,7 @@ def fit_head(decoder: Decoder, start: Weights, final: Stream, ids: Tensor, parts
         windows = torch.randperm(parts.fit, generator=generator)[:many].tolist()
         positions = torch.randint(0, final.length - 1, (many, each), generator=generator)
         with decoder.gradients():
-            return cross_entropy(windows, positions)
+            return cross_entropy(now(), windows, positions)
 
     held = range(parts.fit, parts.calibration)
     spread = max(1, min(HELD_OUT * wanted.head_positions // len(held), final.length - 1))
@@ -79,7 +82,8 @@ def fit_head(decoder: Decoder, start: Weights, final: Stream, ids: Tensor, parts
 
     @torch.no_grad()
     def heldout() -> float:
-        return sum(float(cross_entropy([window], places)) for window in held) / len(held)
+        head = now()
+        return sum(float(cross_entropy(head, [window], places)) for window in held) / len(held)
 
     found = descend(
         leaves,

@@ -51,7 +51,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     tape.check_model(len(decoder), decoder.width)
     ids, parts = _windows(tape, tokens, decoder, wanted)
     maps = chosen_maps(wanted.maps, len(decoder))
-    source = _source(wanted, inputs["model"], decoder)
+    source = _source(wanted, inputs["model"], decoder, inputs["model"].parents[1])
     folder = outputs["yes.csv"].parent
     _plan(decoder, maps, ids, parts, wanted, compute.batch_tokens, folder)
     checkpoints = [one.checkpoint for one in (decoder, source) if one]
@@ -138,19 +138,20 @@ def _as_monitored(wanted: Yes, decoder: Decoder) -> tuple[Yes, bool]:
     return wanted, apart
 
 
-def _source(wanted: Yes, model: Path, decoder: Decoder) -> Decoder | None:
-    """The checkpoint that blocks start from; None: they start fresh."""
+def _source(wanted: Yes, model: Path, decoder: Decoder, root: Path) -> Decoder | None:
+    """The checkpoint that blocks start from, a relative one from the project's root; None: they start fresh."""
     if wanted.initial == "fresh":
         return None
-    path = model if wanted.initial == "checkpoint" else Path(str(wanted.pretrained)).expanduser()
+    path = model if wanted.initial == "checkpoint" else root / Path(str(wanted.pretrained)).expanduser()
+    said = f"params.yaml: yes.pretrained = '{wanted.pretrained}'"
     if not path.is_dir():
-        raise PalimpsestError(f"params.yaml: yes.pretrained = '{path}': no such folder")
+        raise PalimpsestError(f"{said}: no such folder")
     try:
         source = Decoder(path, torch.float32, "cpu", decoder.checkpoint.trust_remote_code)
     except PalimpsestError as error:
-        raise PalimpsestError(f"params.yaml: yes.pretrained = '{path}': {error}") from None
+        raise PalimpsestError(f"{said}: {error}") from None
     if source.block_types() != decoder.block_types():
-        raise PalimpsestError(f"params.yaml: yes.pretrained = '{path}': its blocks are not those of the model")
+        raise PalimpsestError(f"{said}: its blocks are not those of the model")
     return source
 
 

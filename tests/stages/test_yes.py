@@ -279,7 +279,7 @@ def test_started_from_the_checkpoint_direct_is_the_model(fresh: Project) -> None
     assert table.gain["direct"] == pytest.approx(0, abs=1e-4)
     other = fresh.data / "other"
     save_model(other, "llama", 3, seed=5)
-    moved = solve(fresh, maps=["direct"], initial="pretrained", pretrained=str(other), learning_rate=1e-9)
+    moved = solve(fresh, maps=["direct"], initial="pretrained", pretrained="data/other", learning_rate=1e-9)  # of the project
     assert abs(moved.gain["direct"]) > 1e-3
     save_model(fresh.data / "short", "llama", 2)
     with pytest.raises(PalimpsestError, match=r"yes\.pretrained = 'gone': no such folder"):
