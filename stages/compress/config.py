@@ -74,6 +74,7 @@ def exported_config(config: Any, small: Any, ghosts: list[dict[str, Any]]) -> st
         module = MODELING_FILE.removesuffix(".py")
         values["architectures"] = ["GhostForCausalLM"]
         values["model_type"] = f"ghost_{values['model_type']}"
-        values["auto_map"] = {"AutoConfig": f"{module}.GhostConfig", "AutoModelForCausalLM": f"{module}.GhostForCausalLM"}
+        classes = {"AutoConfig": "GhostConfig", "AutoModel": "GhostModel", "AutoModelForCausalLM": "GhostForCausalLM"}
+        values["auto_map"] = {auto: f"{module}.{name}" for auto, name in classes.items()}
         values["ghosts"] = ghosts
     return json.dumps(values, indent=2, sort_keys=True) + "\n"

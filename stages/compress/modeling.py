@@ -72,6 +72,12 @@ def modeling_source(model: Any, path: str) -> str:
         raise PalimpsestError(
             f"{type(model).__name__}: ghosts cannot be exported for a model with code of its own; set ghost.method: none"
         )
+    base = model.base_model  # the model itself where it has no bare one inside
+    names = {"config": type(model.config).__name__, "model": type(model).__name__, "base": type(base).__name__}
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        model=type(model).__name__, config=type(model.config).__name__, model_type=model.config.model_type, path=path
+        names,
+        names=", ".join(sorted(set(names.values()))),
+        model_type=model.config.model_type,
+        path=path,
+        base_path=path if base is model else path.removeprefix(f"{model.base_model_prefix}."),
     )

@@ -304,6 +304,17 @@ def test_restored_sinks_in_every_way_the_model_runs(family: str, with_sinks: Any
     assert torch.equal(plain_logits(again, TEXT), logits)
 
 
+@pytest.mark.parametrize("family", SINK_FAMILIES)
+def test_the_bare_model_gives_what_the_whole_one_has_inside(family: str, with_sinks: Any, tmp_path: Path) -> None:
+    project = copy_project(with_sinks(family), tmp_path / "copy")
+    folder = repaired(project, [1, 2], sinks="restore", ridge=1e-2)
+    bare, report = transformers.AutoModel.from_pretrained(folder, trust_remote_code=True, output_loading_info=True)
+    assert not report["missing_keys"] and "CausalLM" not in type(bare).__name__
+    with torch.no_grad():
+        inside = reload(folder, trust_remote_code=True).base_model(TEXT).last_hidden_state
+        assert torch.equal(bare.eval()(TEXT).last_hidden_state, inside)
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2", "falcon", "mistral_sliding"])
 def test_the_first_token_is_known_however_masks_and_positions_come(family: str, with_sinks: Any, tmp_path: Path) -> None:
     """Padded texts with a static cache (the model is given masks [batch, head, token, key]), and packed ones."""
