@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, get_args
 
 from pipeline.params import ParamsError, Section, check_sections, section_models, stage_names
 
@@ -26,3 +26,21 @@ def check_params(raw: dict[str, Any], source: str = "params.yaml") -> dict[str, 
     if problems:
         raise ParamsError("\n".join(f"{source}: {problem}" for problem in problems))
     return sections
+
+
+def unread_keys(name: str, section: Section) -> list[str]:
+    """A line for each key of section `name` that is not at its default though nothing reads it.
+
+    The section's model may say so in `READ_WHEN`: key -> (the key that decides, its values with which the first is read). Keys
+    grouped under the name of a method are read by that method alone, without being told.
+    """
+    fields = type(section).model_fields
+    rules: dict[str, tuple[str, tuple[str, ...]]] = dict(getattr(section, "READ_WHEN", {}))
+    methods = get_args(fields["method"].annotation) if "method" in fields else ()
+    rules |= {method: ("method", (method,)) for method in methods if method in fields}
+    return [
+        f"note: {name}.{key} is not at its default, and nothing reads it while {name}.{by} is {getattr(section, by)} "
+        f"(read with {', '.join(values)})"
+        for key, (by, values) in rules.items()
+        if getattr(section, key) != fields[key].get_default() and getattr(section, by) not in values
+    ]

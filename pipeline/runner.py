@@ -12,7 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline.checking import check_params
+from pipeline.checking import check_params, unread_keys
+from pipeline.console import say
 from pipeline.errors import PalimpsestError
 from pipeline.files import DATA, Files
 from pipeline.graph import Node, read_graph
@@ -32,7 +33,9 @@ def run_stage(name: str, root: Path = Path()) -> None:
     node = graph[name]
     package = name.split("@")[0]
     raw = read_params(root / "params.yaml")
-    check_params(raw)
+    sections = check_params(raw)
+    for line in unread_keys(package, sections[package]) if package in sections else ():
+        say(line)
     params = stage_params(package, raw, list(node.params))
     inputs, outputs = Files(name, "deps", node.reads, root), Files(name, "outs", node.writes, root)
     _check_inputs(name, inputs, graph)

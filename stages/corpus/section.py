@@ -14,6 +14,14 @@ class Text(Section):
 
     KEY: ClassVar[str] = "training.text"  # where in params.yaml, for messages
 
+    READ_WHEN: ClassVar = {
+        "calibration_files": ("source", ("files",)),
+        "evaluation_files": ("source", ("files",)),
+        "dataset": ("source", ("hub",)),
+        "subset": ("source", ("hub",)),
+        "revision": ("source", ("hub",)),
+    }
+
     source: Literal["demo", "files", "hub"] = "demo"
     calibration_files: list[str] = []  # files: .txt, .jsonl or .parquet; put them in data/corpus/
     evaluation_files: list[str] = []

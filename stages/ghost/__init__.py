@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -12,6 +12,13 @@ from stages.decoder.compute import Compute
 
 class Ghost(Section):
     """Which operator, and how it is fitted."""
+
+    READ_WHEN: ClassVar = {
+        "ridge": ("ridge_rule", ("relative", "absolute")),
+        "ridge_grid": ("ridge_rule", ("held_out",)),
+        "rank": ("method", ("ghost_lowrank",)),
+        "sink_weight": ("sinks", ("weight",)),
+    }
 
     method: Literal[
         "none", "linearpatch_diag", "linearpatch_rotate", "least_squares_diag", "least_squares_rotate", "symmetric",

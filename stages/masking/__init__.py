@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -27,6 +27,12 @@ class SparseGpt(Section):
 
 class Masking(Section):
     """How weights are scored, compared and counted."""
+
+    READ_WHEN: ClassVar = {
+        "activations": ("method", ("wanda", "wanda_variant", "sparsegpt")),
+        "expert_tokens": ("method", ("wanda", "wanda_variant", "sparsegpt")),
+        "rounding": ("pattern", ("unstructured",)),
+    }
 
     method: Literal["magnitude", "wanda", "wanda_variant", "sparsegpt"] = "wanda"
     pattern: str = Field(default="unstructured", pattern=r"^(unstructured|[1-9]\d*:[1-9]\d*)$")

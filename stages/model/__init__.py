@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, model_validator
 
@@ -12,6 +12,14 @@ from stages.decoder.grids import LowBit
 
 class Model(LowBit):
     """Where the model comes from, and which of its weights are quantised (`grid`, `matrices`)."""
+
+    READ_WHEN: ClassVar = {
+        "path": ("source", ("folder", "gguf")),
+        "repository": ("source", ("hub",)),
+        "revision": ("source", ("hub",)),
+        "checkpoint": ("source", ("scratch",)),
+        "dtype": ("source", ("demo", "gguf")),
+    }
 
     source: Literal["demo", "folder", "gguf", "hub", "scratch"] = "demo"
     path: str | None = None  # folder: a checkpoint folder; gguf: a .gguf file

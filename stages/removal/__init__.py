@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -12,6 +12,8 @@ from pipeline.params import Section
 
 class Removal(Section):
     """Which blocks, and by what criterion."""
+
+    READ_WHEN: ClassVar = {"blocks": ("method", ("list",))}
 
     method: Literal[
         "none", "list", "random", "streamline", "shortgpt", "replacement", "interchange", "deletion", "iterative", "recoverable"

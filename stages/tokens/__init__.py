@@ -15,6 +15,8 @@ class Tokens(Text):
 
     KEY: ClassVar[str] = "tokens"
 
+    READ_WHEN: ClassVar = {**Text.READ_WHEN, "custom": ("contract", ("custom",))}
+
     pool: int = Field(default=2_000_000, ge=2)  # tokens read of each split at most
     length: int = Field(default=512, ge=2)
     calibration_windows: int = Field(default=16, ge=2)  # one at least is held out of each fit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
@@ -21,6 +21,8 @@ FORMS = "direct, all_last, first_last, prefix_M, stages_G, skip_K, without_B (a 
 
 class Yes(LowBit):
     """Which references are fitted, on what, how, and what stands beside them; on the grid that the model's weights lie on."""
+
+    READ_WHEN: ClassVar = {"pretrained": ("initial", ("pretrained",))}
 
     maps: Literal["none", "staircases", "families"] | list[str] = "none"
     initial: Literal["fresh", "checkpoint", "pretrained"] = "fresh"  # where a block's fit starts

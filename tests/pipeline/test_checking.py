@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from pipeline.checking import check_params
-from pipeline.params import ParamsError, read_params
+from pipeline.checking import check_params, unread_keys
+from pipeline.params import ParamsError, read_params, section_models
 from pipeline.study.plan import merged
 from tests.toy import REPOSITORY
 
@@ -42,7 +42,7 @@ def changed(**settings: Any) -> dict[str, Any]:
         ({"yes__maps": "families", "yes__test_windows": 17}, {"yes__maps": "none"}, r"yes\.test_windows = 17: there are 16"),
         (
             {"yes__maps": "direct", "yes__initial": "pretrained", "yes__pretrained": "gone"},
-            {"yes__pretrained": "stages"},
+            {"yes__pretrained": "data/made-by-a-stage"},
             r"yes\.pretrained = 'gone': no such folder",
         ),
         ({"yes__matrices": ["mlp.*"]}, {"yes__grid": "binary"}, r"yes: matrices = \['mlp\.\*'\] needs grid to be set"),
@@ -71,3 +71,32 @@ def test_all_that_is_wrong_is_listed() -> None:
     with pytest.raises(ParamsError) as caught:
         check_params(wrong)
     assert len(str(caught.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"ghost__rank": 32}, "ghost.rank"),
+        ({"ghost__rank": 32, "ghost__method": "ghost_lowrank"}, ""),
+        ({"ghost__sink_weight": 0.5, "ghost__sinks": "restore"}, "ghost.sink_weight"),
+        ({"masking__method": "magnitude", "masking__activations": "tape"}, "masking.activations"),
+        ({"masking__activations": "tape"}, ""),
+        ({"masking__sparsegpt": {"damping": 0.1}}, "masking.sparsegpt"),
+        ({"masking__sparsegpt": {"damping": 0.1}, "masking__method": "sparsegpt"}, ""),
+        ({"allocation__method": "owl", "allocation__pals__slope": 0.1}, "allocation.pals"),
+        ({"tokens__custom__stride": 256}, "tokens.custom"),
+        ({"training__revision": "v1"}, "training.revision"),
+        ({}, ""),
+    ],
+)
+def test_a_key_that_was_changed_and_that_nothing_reads_is_said(settings: dict[str, Any], key: str) -> None:
+    lines = [line for name, section in check_params(changed(**settings)).items() for line in unread_keys(name, section)]
+    assert [line.split()[1] for line in lines] == ([key] if key else [])
+
+
+def test_what_decides_whether_a_key_is_read_is_there() -> None:
+    for name, model in section_models().items():
+        for key, (by, values) in getattr(model, "READ_WHEN", {}).items():
+            assert key in model.model_fields, f"{name}.{key}"
+            known = get_args(model.model_fields[by].annotation)
+            assert by == "pattern" or (set(values) < set(known) and values), f"{name}.{key}: {by} in {values}"
