@@ -80,7 +80,9 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
             final = alive.enter_context(Stream(folder, (*ids.shape, decoder.width), decoder.dtype))
             head, steps = train_on(decoder, ids, parts, wanted, list(judge.start), final, compute.batch_tokens)
             nets.append(judge.net(CONTINUED, final, head, "control", (), steps))
-    say(f"{solver.fitted} blocks fitted, {_each(solver.seconds, solver.fitted)}; heads {_each(judge.seconds, judge.fitted)}")
+    share = judge.seconds / max(judge.seconds + solver.seconds, 1e-9)
+    spent = f"heads {_each(judge.seconds, judge.fitted)}, {share:.0%} of the time of all fits"
+    say(f"{solver.fitted} blocks fitted, {_each(solver.seconds, solver.fitted)}; {spent}")
     write_results(outputs, nets, fits, len(decoder), wanted)
     keep_best(outputs["yes_best"], decoder, kept, maps[best.name], best, wanted, tape.length - 1)
     kept.clear()

@@ -1,7 +1,7 @@
 """What references cost, on random checkpoints: `python -m tests.bench.yes` (some minutes on two cores).
 
-All staircases with what they share against each by itself, in one run; seconds per block and per head; the stage's peak memory
-at two depths.
+All staircases with what they share against each by itself, in one run; seconds per block and per head; heads stacked against
+heads apart; the stage's peak memory at two depths.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STEPS = {"steps": 30, "check": 10, "patience": 0, "head_steps": 30, "batch_token
 
 
 def main() -> None:
-    """Print the three."""
+    """Print all of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--blocks", type=int, default=4, help="of the model whose staircases are fitted")
@@ -46,6 +46,7 @@ def main() -> None:
         root = _project(Path(folder).resolve(), wanted.width, wanted.blocks, wanted.windows, wanted.length, maps="staircases")
         run_apart(["-m", "pipeline.runner", "capture"], root)
         _trie_and_heads(root)
+    _stacked_heads()
 
 
 def _project(root: Path, width: int, blocks: int, windows: int, length: int, **yes: Any) -> Path:
@@ -98,6 +99,42 @@ def _trie_and_heads(root: Path) -> None:
     print(f"\n{len(maps)} maps: {together}, {alone}, ratio {shared / apart:.2f}")
     block, head, share = shared / fits, judge.seconds / judge.fitted, judge.seconds / (judge.seconds + shared)
     print(f"a block {block:.2f} s, a head {head:.2f} s; heads take {share:.0%} of all fits' time")
+
+
+def _stacked_heads(vocabulary: int = 12_288, width: int = 576, positions: int = 256, heads: int = 3, steps: int = 3) -> None:
+    """A step of several heads in one batched product, against as many steps of one; the time is the processor's."""
+    import torch
+    from torch import Tensor, nn
+
+    from stages.yes.descent import OPTIMISERS
+
+    generator = torch.Generator().manual_seed(0)
+    matrices = torch.randn(heads, vocabulary, width, generator=generator) * 0.02
+    hidden = torch.randn(heads, positions, width, generator=generator).bfloat16()
+    behind = torch.randint(0, vocabulary, (positions,), generator=generator)
+
+    def spent(parts: list[slice]) -> float:
+        leaves = [matrices[part].clone().requires_grad_() for part in parts]
+        rules = [OPTIMISERS["adamw"]([leaf], lr=1e-4) for leaf in leaves]
+
+        def step(part: slice, leaf: Tensor, rule: torch.optim.Optimizer) -> None:
+            rule.zero_grad(set_to_none=True)
+            one = leaf.shape[0] == 1
+            weight, some = (leaf[0], hidden[part][0]) if one else (leaf, hidden[part])
+            logits = (some @ weight.bfloat16().mT).float().view(-1, vocabulary)
+            nn.functional.cross_entropy(logits, behind.repeat(len(leaf))).mul(len(leaf)).backward()
+            nn.utils.clip_grad_norm_([leaf], 1.0)
+            rule.step()
+
+        for count in (1, steps):
+            begin = time.process_time()
+            for _ in range(count):
+                for part, leaf, rule in zip(parts, leaves, rules, strict=True):
+                    step(part, leaf, rule)
+        return (time.process_time() - begin) / steps
+
+    apart, stacked = spent([slice(at, at + 1) for at in range(heads)]), spent([slice(0, heads)])
+    print(f"a step of {heads} heads: stacked {stacked:.2f} s, one after another {apart:.2f} s, ratio {stacked / apart:.2f}")
 
 
 def _read(tape: Any, boundary: int, windows: Any) -> Any:
