@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from tests.bench.process import REPOSITORY, run_apart
+from tests.bench.process import REPOSITORY, make_apart, run_apart
 
 STAGES = (
     "capture", "statistics", "redundancy", "search", "sensitivity", "allocation", "masking", "removal", "ghost", "peeling",
@@ -34,9 +32,7 @@ def main() -> None:
     for blocks in wanted.blocks:
         with tempfile.TemporaryDirectory(dir=".") as folder:
             root = Path(folder).resolve()
-            make = [root, wanted.width, blocks, wanted.windows, wanted.length]
-            command = [sys.executable, "-m", "tests.bench.project", *map(str, make)]
-            block = int(subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout.split()[-1])
+            block = make_apart(root, wanted.width, blocks, wanted.windows, wanted.length)
             size = sum(file.stat().st_size for file in (root / "data/model").glob("*.safetensors"))
             for stage in STAGES:
                 seconds, peak = run_apart(["-m", "pipeline.runner", stage], root)

@@ -20,3 +20,9 @@ def run_apart(arguments: list[str], folder: Path) -> tuple[float, int]:
     if status:
         raise SystemExit(f"{' '.join(arguments)} failed")
     return time.monotonic() - start, usage.ru_maxrss * 1024
+
+
+def make_apart(root: Path, width: int, blocks: int, windows: int, length: int) -> int:
+    """Make a project around a random model in a process of its own (`tests.bench.project`); bytes of a block in float32."""
+    command = [sys.executable, "-m", "tests.bench.project", *map(str, (root, width, blocks, windows, length))]
+    return int(subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.PIPE, text=True).stdout.split()[-1])

@@ -28,6 +28,7 @@ from stages.decoder.skeleton import Decoder, find_blocks
 from stages.decoder.tape import Tape
 from stages.decoder.wavefront import Prompts, Variant, chunks, measure
 from stages.redundancy.swaps import pairs_within, swap_variants
+from tests.bench.process import make_apart
 from tests.bench.project import llama_config, make_project
 
 REPOSITORY = Path(__file__).parents[2]
@@ -124,8 +125,7 @@ def _larger_than_memory() -> None:
     """A checkpoint, and the peak of a process that sweeps it, as the operating system counts it."""
     with tempfile.TemporaryDirectory(dir=".") as folder:
         root = Path(folder).resolve()
-        make = [sys.executable, "-m", "tests.bench.project", str(root), "1024", "24", "2", "32"]
-        subprocess.run(make, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+        make_apart(root, 1024, 24, 2, 32)
         size = sum(file.stat().st_size for file in (root / "data/model").glob("*.safetensors"))
         idle, _ = _ask(["-c", "import stages.capture.run, tests.bench.swaps as bench; print(bench._peak())"])
         peak, said = _ask(["-m", "tests.bench.swaps", "--child", str(root)])

@@ -7,8 +7,6 @@ heads apart; the stage's peak memory at two depths.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 import time
 from contextlib import ExitStack
@@ -17,7 +15,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tests.bench.process import REPOSITORY, run_apart
+from tests.bench.process import REPOSITORY, make_apart, run_apart
 
 STEPS = {"steps": 30, "check": 10, "patience": 0, "head_steps": 30, "batch_tokens": 1024, "test": "held_out"}
 
@@ -51,8 +49,7 @@ def main() -> None:
 
 def _project(root: Path, width: int, blocks: int, windows: int, length: int, **yes: Any) -> Path:
     """A project around a random model, made in a process of its own, with the section `yes` set."""
-    command = [sys.executable, "-m", "tests.bench.project", *map(str, (root, width, blocks, windows, length))]
-    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    make_apart(root, width, blocks, windows, length)
     yaml = YAML(typ="safe", pure=True)
     params = yaml.load(root / "params.yaml")
     params["yes"].update(STEPS, **yes)
