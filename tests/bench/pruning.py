@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -30,7 +28,7 @@ from pipeline.tensors import TensorFile, write_tensors
 from stages.decoder.checkpoint import Checkpoint
 from stages.decoder.compute import Compute
 from stages.evaluation.bootstrap import mean_interval
-from tests.bench.process import REPOSITORY, run_apart
+from tests.bench.process import REPOSITORY, make_apart, run_apart
 
 SHAPES = {0.1: (768, 9), 0.4: (1024, 24), 1.0: (2048, 15), 3.0: (2560, 30)}  # billions of parameters -> width, blocks
 WAYS = [
@@ -77,10 +75,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder).resolve()
             width, blocks = SHAPES[size]
-            make = [root, width, blocks, wanted.windows, wanted.length]
-            subprocess.run(
-                [sys.executable, "-m", "tests.bench.project", *map(str, make)], cwd=REPOSITORY, check=True, capture_output=True
-            )
+            make_apart(root, width, blocks, wanted.windows, wanted.length)
             run_apart(["-m", "pipeline.runner", "capture"], root)
             measure(root, f"{size:g}B", idle, start, wanted.methods)
 
