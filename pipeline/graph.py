@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def read_graph(path: Path = DVC_FILE) -> dict[str, Node]:
     return nodes
 
 
-def edges(nodes: dict[str, Node]) -> set[tuple[str, str]]:
+def edges(nodes: Mapping[str, Node]) -> set[tuple[str, str]]:
     """(from, to) for every stage that reads what another writes."""
     owner = {path: node.name for node in nodes.values() for path in node.writes}
     return {(owner[path], node.name) for node in nodes.values() for path in node.reads if path in owner}

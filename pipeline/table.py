@@ -89,8 +89,8 @@ def _protocol(detail: dict[str, Any]) -> str:
 
 
 def describe(contract: Mapping[str, Any]) -> str:
-    """All that has to be equal for two perplexities to be comparable, as text."""
-    return ", ".join(f"{key.replace('_', ' ')} {_short(value)}" for key, value in sorted(contract.items()))
+    """All that has to be equal for two numbers to be comparable, as text."""
+    return ", ".join(f"{key if '.' in key else key.replace('_', ' ')} {_short(value)}" for key, value in sorted(contract.items()))
 
 
 def _short(value: Any) -> str:

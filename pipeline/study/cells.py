@@ -17,6 +17,7 @@ from pipeline.files import DATA
 from pipeline.params import read_params, section_models
 from pipeline.reproduce import CORPUS, StageFailed, drop_experiments, experiment
 from pipeline.study.elsewhere import Source, check_out, push_results
+from pipeline.study.nested import contract_of, look_up
 from pipeline.study.plan import Cell, Plan, Settings, merged
 
 _reading = threading.Lock()  # DVC's own reader is not made for threads
@@ -53,8 +54,9 @@ def run_cell(job: Job, say: Say = lambda _: None) -> Outcome:
         ran = tuple(stage for stage, answer in answers.items() if answer == "ran")
         if isinstance(job.place, Source):
             push_results(job.name, job.place, root)
-        shown = {key: _read(job.name, file, root).get(key) for key, file in job.plan.show.items()}
-        return Outcome(job.cell, read_result(job.name, job.plan, root) if job.plan.result else {}, ran=ran, shown=shown)
+        result = read_result(job.name, job.plan, root) if job.plan.result else {}
+        shown = {key: _value(_read(job.name, file, root), key, file) for key, file in job.plan.show.items()}
+        return Outcome(job.cell, result, ran=ran, shown=shown)
     except PalimpsestError as error:
         if str(error).endswith("interrupted"):
             raise
@@ -86,13 +88,18 @@ def _threads(asked: int | None) -> dict[str, str]:
 
 
 def read_result(experiment: str, plan: Plan, root: Path) -> Mapping[str, Any]:
-    """The result file of an experiment, from the cache. Raises StageFailed if it is not there or lacks a measure."""
+    """The result file of an experiment, from the cache, with every measure under its whole path and `contract` that of them.
+
+    Raises StageFailed if it is not there or lacks a measure.
+    """
     result = _read(experiment, plan.result, root)
-    for measure in plan.measures:
-        if not isinstance(result.get(measure), int | float):
-            why = result.get("note") or repr(result.get(measure))  # what the stage itself says of it
+    values = {measure: _value(result, measure, plan.result) for measure in plan.measures}
+    for measure, value in values.items():
+        if not isinstance(value, int | float):
+            why = result.get("note") or repr(value)  # what the stage itself says of it
             raise StageFailed("", f"{DATA}{plan.result}: '{measure}' is no number there ({why})")
-    return result
+    contract = contract_of(result, plan.measures)
+    return {**result, **values, **({"contract": contract} if contract else {})}
 
 
 def from_anywhere(settings: Settings, root: Path) -> dict[str, Any]:
@@ -128,6 +135,15 @@ def _absolute(value: str, root: Path) -> str:
     inside = Path(value).parts[:1] == (DATA.strip("/"),) or (root / CORPUS / value).exists()
     there = value and not Path(value).is_absolute() and not inside and (root / value).exists()
     return str((root / value).resolve()) if there else value
+
+
+def _value(found: Mapping[str, Any], path: str, file: str) -> Any:
+    """The value at a dotted path. Raises StageFailed naming the file and what is there instead."""
+    try:
+        return look_up(found, path)
+    except PalimpsestError as error:
+        note = f" ({found['note']})" if "note" in found else ""  # what the stage itself says of it
+        raise StageFailed("", f"{DATA}{file}: {error}{note}") from None
 
 
 def _read(experiment: str, file: str, root: Path) -> Mapping[str, Any]:

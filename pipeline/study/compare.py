@@ -21,7 +21,8 @@ SAME = 1e-9  # differences over seeds that vary by less, relative to themselves,
 
 @dataclass(frozen=True)
 class Comparison:
-    """One setting over all its seeds. Differences are of losses in nats per token, cell minus baseline."""
+    """One setting over all its seeds. Differences, cell minus baseline, are of losses in nats per token; where the result has
+    no windows, of the first measure."""
 
     varied: Settings
     n: int  # seeds that ran
@@ -30,7 +31,7 @@ class Comparison:
     low: float | None = None  # the only seed's own interval, if it has one; None for more seeds
     high: float | None = None
     difference: float | None = None  # mean over scored tokens (and seeds)
-    difference_low: float | None = None  # bootstrap over windows
+    difference_low: float | None = None  # bootstrap over windows; None without windows
     difference_high: float | None = None
     windows_worse: float | None = None  # share of windows with a higher loss
     t_test: float | None = None  # two-sided p over seeds, Holm-corrected over the study
@@ -95,28 +96,35 @@ def _compare(measures: Sequence[str], group: list[Outcome], base: list[Outcome],
     head = Comparison(group[0].cell.varied, len(ran), means, deviation, low, high, shown=shown, contract=word(ran[0].result))
     partners = {one.cell.seed: one for one in base if one.result is not None}
     pairs = [(one.result, partners[one.cell.seed].result) for one in ran if one.cell.seed in partners]
-    alike = [(a, b) for a, b in pairs if a and b and "windows" in a and a.get("contract") == b.get("contract")]
+    alike = [(a, b) for a, b in pairs if a and b and a.get("contract") == b.get("contract")]
     if base and len(alike) < len(ran):
         notes.append(f"{len(ran) - len(alike)} without a baseline measured alike")
     if not alike:
         return replace(head, note="; ".join(notes))
+    if not isinstance(alike[0][0].get("windows"), list):
+        by_seed = np.array([a[measures[0]] - b[measures[0]] for a, b in alike])
+        return _tested(replace(head, difference=float(by_seed.mean())), by_seed, notes)
     table = np.array([np.subtract(a["windows"], b["windows"]) for a, b in alike])  # [seed, window], nats
     scored = np.asarray(alike[0][0].get("scored", np.ones(table.shape[1])), dtype=np.float64)  # tokens of each window
     by_window, by_seed = table.mean(0), table @ scored / scored.sum()
     drawn = np.random.default_rng(seed).integers(0, len(by_window), (RESAMPLES, len(by_window)))
     means = (by_window * scored)[drawn].sum(1) / scored[drawn].sum(1)
     spread = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    if len(by_seed) > 1 and _tests(by_seed)["effect"] is None:
-        notes.append("its seeds gave the same result: no test")
-    return replace(
+    apart = replace(
         head,
         difference=float(by_seed.mean()),
         difference_low=float(spread[0]),
         difference_high=float(spread[1]),
         windows_worse=float((by_window > 0).mean()),
-        note="; ".join(notes),
-        **_tests(by_seed),
     )
+    return _tested(apart, by_seed, notes)
+
+
+def _tested(one: Comparison, by_seed: np.ndarray, notes: list[str]) -> Comparison:
+    """`one` with its tests, and with what there is to note."""
+    tests = _tests(by_seed)
+    same = ["its seeds gave the same result: no test"] if len(by_seed) > 1 and tests["effect"] is None else []
+    return replace(one, note="; ".join([*notes, *same]), **tests)
 
 
 def _shown(values: Sequence[Any]) -> str:

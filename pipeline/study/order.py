@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from pipeline.graph import Node, edges
 from pipeline.reproduce import descendants
 from pipeline.study.cells import Job, Outcome
+from pipeline.study.checks import needed_stages
 from pipeline.study.plan import Cell, Settings, Study
 
 COMMON = -1  # stands before the first cell: the stages that all of them share
@@ -80,8 +81,8 @@ def waits(study: Study, graph: Mapping[str, Node]) -> dict[int, set[int]]:
 
 def _needed(study: Study, graph: Mapping[str, Node]) -> tuple[list[str], dict[str, set[str]]]:
     """The stages that a cell brings up to date, and of each the sections that it and all above it read."""
-    back = {(end, start) for start, end in edges(dict(graph))}
-    needed = [name for name in graph if name in descendants(study.plan.stages, back)]
+    back = {(end, start) for start, end in edges(graph)}
+    needed = needed_stages(study.plan, graph)
     return needed, {name: {section for one in descendants([name], back) for section in graph[one].params} for name in needed}
 
 

@@ -54,7 +54,7 @@ def _pictures(study: Study, outcomes: Sequence[Outcome], compared: Sequence[Comp
     """Charts of what was measured under one contract."""
     drawn = [one for one in compared if one.values]
     panels = (_curves(study, compared) if study.plan.curve else [_values(study, outcomes, drawn)]) if drawn else []
-    if any(one.difference is not None for one in drawn):
+    if any(one.difference_low is not None for one in drawn):
         panels.append(_differences(study, outcomes, drawn))
     return panels
 
@@ -70,7 +70,7 @@ def _values(study: Study, outcomes: Sequence[Outcome], drawn: Sequence[Compariso
     keys = [Key("a seed", "blue", "tick"), Key("mean", "blue", "dot")] if any(one.n > 1 for one in drawn) else []
     means = [one.values[measure] for one in drawn]
     panel = Panel(
-        measure.capitalize() + (", logarithmic scale" if x.log else ""), x, names(list(found)),
+        (measure if "." in measure else measure.capitalize()) + (", logarithmic scale" if x.log else ""), x, names(list(found)),
         x_label=measure + (", lower is better" if measure == "perplexity" else ""), height=ROW * len(drawn), rows=True, keys=keys,
         notes=[number(mean) for mean in means],
     )  # fmt: skip
@@ -127,7 +127,7 @@ def _places(labels: Sequence[str]) -> Axis:
 
 
 def _differences(study: Study, outcomes: Sequence[Outcome], drawn: Sequence[Comparison]) -> str:
-    paired = [one for one in drawn if one.difference is not None]
+    paired = [one for one in drawn if one.difference_low is not None]
     means = [one.difference or 0.0 for one in paired]
     lows, highs = [one.difference_low or 0.0 for one in paired], [one.difference_high or 0.0 for one in paired]
     panel = Panel(

@@ -98,11 +98,14 @@ def remarks(study: Study, compared: Sequence[Comparison]) -> list[str]:
     if not study.plan.baseline:
         return []
     base = ", ".join(f"{key} = {_text(value)}" for key, value in study.plan.baseline.items())
-    said = [
-        f"Difference: loss in nats per token less that of {base}, paired by window; the interval is a bootstrap over windows, "
-        "which are not all of different articles; worse in: share of windows."
-    ]
     seeds = max((one.n for one in compared), default=0)
+    if any(one.difference_low is not None for one in compared):
+        said = [
+            f"Difference: loss in nats per token less that of {base}, paired by window; the interval is a bootstrap over "
+            "windows, which are not all of different articles; worse in: share of windows."
+        ]
+    else:
+        said = [f"Difference: {study.plan.measures[0]} less that of {base}{', paired by seed' if seeds > 1 else ''}."]
     if seeds > 1:
         said.append(
             "Tests are paired over seeds, two-sided, corrected by Holm's rule; effect: mean difference over its deviation."

@@ -18,7 +18,8 @@ from pipeline.study.elsewhere import Source, fetch_experiments, find_source
 from pipeline.study.mapping import check_dask, finish, on_dask, on_threads, threads
 from pipeline.study.order import COMMON, Finish, Start, common_settings, common_stages, run_in_order, waits
 from pipeline.study.page import page, pictures
-from pipeline.study.plan import Cell, Study, read_study
+from pipeline.study.plan import Cell, Study
+from pipeline.study.reading import read_study
 from pipeline.study.results import rows, table, write_results
 
 Report = Callable[[str, float], None]  # a line, and the share of cells that are done

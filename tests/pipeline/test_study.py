@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from scipy import stats
 from pipeline import reproduce
 from pipeline.errors import PalimpsestError
 from pipeline.graph import read_graph
-from pipeline.study.cells import Job, Outcome, from_anywhere, run_cell
+from pipeline.study.cells import Job, Outcome, from_anywhere, read_result, run_cell
 from pipeline.study.compare import compare
 from pipeline.study.order import COMMON, common_settings, common_stages, run_in_order, waits
 from pipeline.study.page import page
-from pipeline.study.plan import Cell, Plan, Study, merged, read_study
+from pipeline.study.plan import Cell, Plan, Study, merged
+from pipeline.study.reading import read_study
 from pipeline.study.results import table, write_results
 from pipeline.study.running import make_jobs
 from tests.toy import REPOSITORY, make_toy, run
@@ -84,8 +86,15 @@ def test_cells_are_every_combination_with_every_seed(tmp_path: Path) -> None:
             {"fixed": {"sensitivity.method": "none"}, "vary": {"allocation.method": ["measured"]}, "baseline": None},
             ("cell measured", "sensitivity.method"),
         ),
-        ({"show": {"removed": "no.json"}}, ("show.removed", "data/no.json")),
-        ({"show": {"perplexity": "evaluation/dense.json"}}, ("show.perplexity", "none of the stages that run")),
+        ({"show": {"removed": "no.json"}}, ("show.removed", "data/no.json", "evaluation/masked.json (evaluation@masked)")),
+        (
+            {"show": {"perplexity": "evaluation/dense.json"}},
+            ("show.perplexity", "none of the stages that run", "add 'evaluation"),
+        ),
+        ({"result": "masks.csv"}, ("result", "JSON file data/masks.csv", "name one that they write: evaluation/masked.json")),
+        ({"vary": {"ghost.method": ["none"]}, "baseline": None}, ("vary.ghost.method", "evaluation@masked", "do: ghost, report")),
+        ({"cells": [{"removal.count": 1}]}, ("cells.removal.count", "reads 'removal'", "change nothing")),
+        ({"seeds": {"yes.seed": [0, 1]}}, ("seeds.yes.seed", "reads 'yes'", "stages that do: yes, report")),
     ],
 )
 def test_what_cannot_be_run_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], says: tuple[str, ...]) -> None:
@@ -94,6 +103,30 @@ def test_what_cannot_be_run_is_refused_by_name(tmp_path: Path, changes: dict[str
         read_study("one", tmp_path)
     for word in says:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "one.yaml: empty; a study needs question"),
+        ("# nothing yet\n", "one.yaml: empty"),
+        ("- question\n", "one.yaml: a mapping of keys is expected, found list"),
+        ("question: q\nstages: [model]\nquestion: r\n", "one.yaml, line 3: 'question' stands twice"),
+        ("question: q\nvary:\n  a.b: [1]\n  a.b: [2]\n", "one.yaml, line 4: 'a.b' stands twice"),
+        ("question: q\nstages: [model\nresult: r\n", "one.yaml, line 3: not valid YAML"),
+    ],
+)
+def test_a_file_that_is_no_study_is_named_in_one_sentence(tmp_path: Path, text: str, says: str) -> None:
+    project(tmp_path)
+    (tmp_path / "studies/one.yaml").write_text(text)
+    with pytest.raises(PalimpsestError) as error:
+        read_study("one", tmp_path)
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_key_that_no_stage_reads_may_be_fixed(tmp_path: Path) -> None:
+    """So that one that is checked with others can be set."""
+    assert read_study("one", project(tmp_path, fixed={"removal.count": 2})).cells
 
 
 def test_an_unknown_study_names_those_there_are(tmp_path: Path) -> None:
@@ -108,9 +141,8 @@ def test_the_studies_that_come_along_can_be_run(name: str) -> None:
 
 
 def test_values_that_read_alike_get_names_of_their_own(tmp_path: Path) -> None:
-    root = project(
-        tmp_path, vary={"removal.blocks": [[1, 2], [12]]}, cells=[{"removal.blocks": [1, -2]}], baseline=None, seeds=None
-    )
+    asked = {"stages": ["evaluation@removed"], "result": "evaluation/removed.json", "baseline": None, "seeds": None}
+    root = project(tmp_path, vary={"removal.blocks": [[1, 2], [12]]}, cells=[{"removal.blocks": [1, -2]}], **asked)
     assert len({cell.name for cell in read_study("one", root).cells}) == 3
 
 
@@ -302,6 +334,68 @@ def test_seeds_of_unlike_contracts_have_no_mean() -> None:
     outcomes = [outcome({"m": "a"}, seed, [3.0, 3.1], corpus=f"corpus {seed}") for seed in (0, 1)]
     (compared,) = compare(study_of(outcomes), outcomes)
     assert compared.values == {} and "its seeds were not measured alike: no mean" in compared.note
+
+
+TASKS = {
+    "arc.easy": {"accuracy": 0.5, "contract": {"task": "arc.easy", "shots": 0}},
+    "piqa": {"accuracy": 0.25, "contract": {"task": "piqa", "shots": 0}},
+}
+
+
+def read_toy(monkeypatch: pytest.MonkeyPatch, found: dict[str, Any], *measures: str) -> Any:
+    monkeypatch.setattr("pipeline.study.cells._read", lambda *_: found)
+    plan = Plan(question="q", stages=["s"], result="zeroshot/masked.json", measures=list(measures))
+    return read_result("one", plan, Path())
+
+
+def test_a_measure_may_be_an_inner_value_with_the_contract_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"variant": "masked", "tasks": TASKS}
+    result = read_toy(monkeypatch, found, "tasks.piqa.accuracy")
+    assert result["tasks.piqa.accuracy"] == 0.25 and result["contract"] == TASKS["piqa"]["contract"]
+    result = read_toy(monkeypatch, found, "tasks.piqa.accuracy", "tasks.arc.easy.accuracy")
+    assert result["tasks.arc.easy.accuracy"] == 0.5, "a key with a dot in it"
+    names = {"task of tasks.arc.easy": "arc.easy", "task of tasks.piqa": "piqa"}
+    assert result["contract"] == {"shots": 0, **names}
+    result = read_toy(monkeypatch, {"perplexity": 2.0, "contract": {"corpus": "c"}, "tasks": TASKS}, "perplexity")
+    assert result["contract"] == {"corpus": "c"}
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("accuracy", "no 'accuracy'; it has variant, tasks"),
+        ("tasks.arc_easy.accuracy", "no 'tasks.arc_easy.accuracy'; did you mean arc.easy? tasks has arc.easy, piqa"),
+        ("tasks.piqa.acc", "no 'tasks.piqa.acc'; tasks.piqa has accuracy, contract"),
+        ("tasks.piqa.accuracy.low", "no 'tasks.piqa.accuracy.low': tasks.piqa.accuracy is 0.25, which has nothing below it"),
+        ("tasks.piqa", "'tasks.piqa' is no number there"),
+    ],
+)
+def test_a_path_that_leads_nowhere_says_what_is_there(monkeypatch: pytest.MonkeyPatch, path: str, says: str) -> None:
+    with pytest.raises(PalimpsestError) as error:
+        read_toy(monkeypatch, {"variant": "masked", "tasks": TASKS}, path)
+    assert says in str(error.value) and "data/zeroshot/masked.json" in str(error.value)
+
+
+def test_a_result_without_windows_is_compared_by_its_first_measure_over_seeds() -> None:
+    values = {"a": [0.5, 0.6, 0.4], "b": [0.4, 0.45, 0.31]}
+    outcomes = [
+        Outcome(Cell(f"{name}{seed}", {"m": name}, {"m": name}, seed), {"x.accuracy": value, "contract": {"shots": 0}})
+        for name, several in values.items()
+        for seed, value in enumerate(several)
+    ]
+    plan = Plan(question="q", stages=["s"], result="r", measures=["x.accuracy"], baseline={"m": "a"}, vary={"m": ["a", "b"]})
+    study = Study("one", plan, tuple(one.cell for one in outcomes))
+    compared = compare(study, outcomes)
+    first, second = compared
+    assert first.difference is None and second.difference == pytest.approx((-0.1 - 0.15 - 0.09) / 3)
+    assert second.difference_low is None and second.windows_worse is None
+    assert second.t_test == pytest.approx(stats.ttest_rel(values["b"], values["a"]).pvalue)  # type: ignore[attr-defined]
+    text = table(study, outcomes, compared)
+    assert "Difference: x.accuracy less that of m = a, paired by seed." in text and "nats" not in text
+    drawn = page(study, outcomes, compared)
+    assert drawn.count("<svg") == 1 and "x.accuracy" in drawn and "Contract: shots 0." in drawn
+    unlike = [*outcomes[:3], *(replace(one, result={**(one.result or {}), "contract": {"shots": 1}}) for one in outcomes[3:])]
+    assert "without a baseline measured alike" in compare(study, unlike)[1].note
 
 
 def test_a_curve_draws_every_measure_and_needs_no_windows() -> None:

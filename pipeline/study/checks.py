@@ -1,0 +1,94 @@
+"""What a study's file asks for, checked against params.yaml and dvc.yaml before anything runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.checking import check_params
+from pipeline.graph import Node, edges
+from pipeline.params import ParamsError
+from pipeline.reproduce import descendants
+from pipeline.study.plan import Cell, Plan, StudyError, merged
+
+
+def check_plan(plan: Plan, path: Path, graph: Mapping[str, Node]) -> None:
+    """What the file says, by itself and against dvc.yaml. Raises StudyError naming the file and key."""
+    for stage in plan.stages:
+        if stage not in graph:
+            raise StudyError(f"{path}: stages: no stage '{stage}'; there are {', '.join(graph)}")
+    for key, file in [("result", plan.result), *((f"show.{one}", file) for one, file in plan.show.items())]:
+        _check_written(key, file, plan, path, graph)
+    stray = [measure for measure in plan.least if measure not in plan.measures or not plan.curve]
+    if stray:
+        raise StudyError(f"{path}: least: {stray[0]} is not drawn; name one of the measures of a study with curve: true")
+    if len({len(values) for values in plan.seeds.values()}) > 1:
+        counts = ", ".join(f"{key} has {len(values)}" for key, values in plan.seeds.items())
+        raise StudyError(f"{path}: seeds: keys that go together need equally many values; {counts}")
+    empty = [f"{group}.{key}" for group in ("vary", "seeds") for key, values in getattr(plan, group).items() if not values]
+    if empty or not (plan.vary or plan.cells):
+        raise StudyError(f"{path}: {empty[0] if empty else 'vary and cells'}: empty, so there is nothing to run")
+    strange = [key for key in plan.baseline if key not in plan.vary and not any(key in one for one in plan.cells)]
+    if strange:
+        raise StudyError(f"{path}: baseline.{strange[0]}: not varied in this study")
+    for key, value in plan.baseline.items():
+        if value not in [*plan.vary.get(key, []), *(one[key] for one in plan.cells if key in one)]:
+            raise StudyError(f"{path}: baseline.{key} = {value!r}: no cell has that value, so there is nothing to compare with")
+    twice = [key for key in plan.seeds if key in plan.vary or key in plan.fixed]
+    twice += [key for key in plan.vary if key in plan.fixed]
+    if twice:
+        raise StudyError(f"{path}: {twice[0]}: given twice (fixed, vary and seeds exclude each other)")
+
+
+def check_cells(cells: Sequence[Cell], path: Path, params: Mapping[str, Any]) -> None:
+    """Every cell's values, and that no two are the same. Raises StudyError naming the file, the cell and the key."""
+    seen: dict[str, str] = {}
+    for cell in cells:
+        for key in cell.settings:
+            if "." not in key:
+                raise StudyError(f"{path}: cell {cell.name}: '{key}' is a section; name a key of it, as in allocation.method")
+        whole = merged(params, cell.settings)
+        try:
+            check_params(whole, source=f"{path}: cell {cell.name}")
+        except ParamsError as error:
+            raise StudyError(str(error)) from None
+        key = str(json.loads(json.dumps(whole, sort_keys=True, default=str), parse_int=float))  # 0 is 0.0
+        if key in seen:
+            raise StudyError(f"{path}: the cells {seen[key]} and {cell.name} are the same")
+        seen[key] = cell.name
+
+
+def check_effect(plan: Plan, path: Path, graph: Mapping[str, Node]) -> None:
+    """That a stage which runs reads every key in which cells differ. Raises StudyError naming the first that none does."""
+    read = {section for name in needed_stages(plan, graph) for section in graph[name].params}
+    given = [("vary", plan.vary), *(("cells", one) for one in plan.cells), ("seeds", plan.seeds)]
+    for group, key in ((group, key) for group, keys in given for key in keys):
+        section = key.split(".")[0]
+        if section not in read:
+            readers = [name for name, node in graph.items() if section in node.params]
+            raise StudyError(
+                f"{path}: {group}.{key}: no stage that runs for {', '.join(plan.stages)} reads '{section}', so it would change "
+                f"nothing; stages that do: {', '.join(readers)}"
+            )
+
+
+def needed_stages(plan: Plan, graph: Mapping[str, Node]) -> list[str]:
+    """The stages that a cell brings up to date, in the graph's order."""
+    needed = descendants(plan.stages, {(end, start) for start, end in edges(graph)})
+    return [name for name in graph if name in needed]
+
+
+def _check_written(key: str, file: str, plan: Plan, path: Path, graph: Mapping[str, Node]) -> None:
+    """That `file` is a JSON file of a stage that runs."""
+    written = {one: name for name in needed_stages(plan, graph) for one in graph[name].writes if one.endswith(".json")}
+    if file in written:
+        return
+    others = [name for name, node in graph.items() if file in node.writes and file.endswith(".json")]
+    there = ", ".join(f"{one} ({name})" for one, name in written.items()) or "none"
+    mend = f"add '{others[0]}' to stages, or name one that" if others else "name one that"
+    raise StudyError(
+        f"{path}: {key}: none of the stages that run for {', '.join(plan.stages)} writes a JSON file data/{file}; "
+        f"{mend} they write: {there}"
+    )
