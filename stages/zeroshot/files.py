@@ -13,12 +13,15 @@ from pipeline.errors import PalimpsestError
 KINDS = (".jsonl", ".jsonl.gz", ".parquet", ".arrow")
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All rows of a file. Raises PalimpsestError naming the file, and the line, for what is no table of examples."""
+def read_rows(path: Path) -> dict[str, dict[str, Any]]:
+    """All rows of a file in its order, each by its place there: "line 3", of a table "row 3".
+
+    Raises PalimpsestError naming the file, and the line, for what is no table of examples.
+    """
     if path.name.endswith((".jsonl", ".jsonl.gz")):
-        rows = list(_lines(path))
+        rows = dict(_lines(path))
     elif path.suffix in (".parquet", ".arrow"):
-        rows = _table(path)
+        rows = {f"row {number}": row for number, row in enumerate(_table(path), 1)}
     else:
         raise PalimpsestError(f"{path}: only {', '.join(KINDS)} are read; convert it to one of them")
     if not rows:
@@ -26,13 +29,13 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rb") as lines:
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    yield _row(line, f"{path}, line {number}")
+                    yield f"line {number}", _row(line, f"{path}, line {number}")
     except (OSError, EOFError) as error:
         raise PalimpsestError(f"{path}: cannot be read ({error})") from None
 
@@ -41,9 +44,10 @@ def _row(line: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise PalimpsestError(f"{where}: not JSON ({error}); mend or remove the line") from None
+        raise PalimpsestError(f"{where}: not JSON ({error}); mend or remove it") from None
     if not isinstance(row, dict):
-        raise PalimpsestError(f"{where}: expected an object with the task's fields, found {type(row).__name__}")
+        found = f"expected an object with the task's fields, found {type(row).__name__}"
+        raise PalimpsestError(f"{where}: {found}; mend or remove it")
     return row
 
 

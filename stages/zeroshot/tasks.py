@@ -18,6 +18,7 @@ from pipeline.console import say
 from pipeline.errors import PalimpsestError
 from stages.zeroshot import Zeroshot
 from stages.zeroshot.definitions import read_definitions
+from stages.zeroshot.oddities import Process, find_absent, find_odd, reason
 from stages.zeroshot.sources import Examples, read_demo, read_files
 
 SPLIT = "evaluation"
@@ -51,7 +52,7 @@ def load_tasks(wanted: Zeroshot, data: Path) -> list[Task]:
     for name, (path, config) in definitions.items():
         harness = _build(name, config, examples.get(name), wanted)
         where = examples[name].where if name in examples else f"{config.get('dataset_path')}"
-        count, digest = _check_examples(name, harness, where, wanted)
+        count, digest = _check_examples(name, harness, where, examples.get(name), wanted)
         version = (config.get("metadata") or {}).get("version", "")
         terms = {
             "task": name,
@@ -79,55 +80,70 @@ def _check_kind(name: str, config: dict[str, Any]) -> None:
 
 
 def _build(name: str, config: dict[str, Any], examples: Examples | None, wanted: Zeroshot) -> ConfigurableTask:
-    config = {**config, "num_fewshot": wanted.shots}
-    where = f"zeroshot.tasks: '{name}'"
+    config, given = {**config, "num_fewshot": wanted.shots}, datasets.Dataset.from_list([])
     if examples is not None:
-        where = examples.where
-        given = datasets.DatasetDict({SPLIT: _dataset(name, examples, config.pop("process_docs", None))})
+        given = _dataset(name, examples, config.pop("process_docs", None))
         config |= {
-            "custom_dataset": lambda **_: given, "dataset_path": None, "dataset_name": None, "dataset_kwargs": None,
+            "custom_dataset": lambda **_: datasets.DatasetDict({SPLIT: given}),
+            "dataset_path": None, "dataset_name": None, "dataset_kwargs": None,
             "training_split": None, "validation_split": None, "test_split": SPLIT,
             "fewshot_split": SPLIT if wanted.shots else None,  # the example in question is never among its own solved ones
         }  # fmt: skip
     try:
         task = ConfigurableTask(config=config)
     except Exception as error:  # lm-eval and `datasets` raise whatever their parts do
-        if examples is None:
-            hint = "check zeroshot.definitions, run this where there is network, or use local files: zeroshot.source: files"
-        else:
-            hint = "its columns, or the values in its first row, are not those that the definition reads"
-        raise PalimpsestError(f"{where}: no data for task '{name}' ({_reason(error)}); {hint}") from None
+        if examples is not None:  # lm-eval has looked at the first of them
+            raise _unfit(name, examples.at(0), _first_fault(config, given, error)) from None
+        hint = "check zeroshot.definitions, run this where there is network, or use local files: zeroshot.source: files"
+        raise PalimpsestError(f"zeroshot.tasks: no data for task '{name}' ({reason(error)}); {hint}") from None
     task.set_fewshot_seed(wanted.seed)
     return task
 
 
-def _dataset(name: str, examples: Examples, process: Callable[[datasets.Dataset], datasets.Dataset] | None) -> datasets.Dataset:
+def _first_fault(config: dict[str, Any], given: datasets.Dataset, error: Exception) -> str:
+    """What is wrong with the first row, in the words for any row; or that the next one is no better."""
+    if len(given) < 2:
+        return reason(error)
+    others = datasets.DatasetDict({SPLIT: given.select(range(1, len(given)))})
+    try:
+        task = ConfigurableTask(config={**config, "custom_dataset": lambda **_: others})
+    except Exception:
+        return f"{reason(error)}; nor is the next one: are these the columns that the definition reads?"
+    return _problem(task, given[0]) or reason(error)
+
+
+def _dataset(name: str, examples: Examples, process: Process | None) -> datasets.Dataset:
     """The rows as lm-eval wants them, prepared by the definition's own function: once, where lm-eval would do it at each look."""
-    for number, row in enumerate(examples.rows, 1):  # a column that is not there would be read as the word None
-        absent = [key for key in examples.rows[0] if row.get(key) is None and examples.rows[0][key] is not None]
-        if absent:
-            raise PalimpsestError(f"{examples.where}, row {number}: not an example of task '{name}' (no '{absent[0]}')")
+    absent = find_absent(examples.rows)  # a column that is not there would be read as the word None
+    if absent:
+        raise _unfit(name, examples.at(absent[0]), absent[1])
     try:
         rows = datasets.Dataset.from_list(examples.rows)
         return rows if process is None else process(rows)
     except Exception as error:  # pyarrow's, and whatever the definition's function raises
-        raise PalimpsestError(f"{examples.where}: not rows as the definition reads them ({_reason(error)})") from None
+        odd = find_odd(examples.rows, process)
+        place, problem = (examples.at(odd[0]), odd[1]) if odd else (examples.where, reason(error))
+        raise _unfit(name, place, problem) from None
 
 
-def _check_examples(name: str, task: ConfigurableTask, where: str, wanted: Zeroshot) -> tuple[int, str]:
+def _check_examples(
+    name: str, task: ConfigurableTask, where: str, examples: Examples | None, wanted: Zeroshot
+) -> tuple[int, str]:
     """Number and SHA-256 of the examples that count, each of which must have a question, answers, and a right one among them."""
     if wanted.shots >= len(task.eval_docs) and task.config.fewshot_split == SPLIT:
         raise PalimpsestError(f"{where}: {len(task.eval_docs)} examples are too few for zeroshot.shots = {wanted.shots}")
+    whole = examples is not None and len(examples.rows) == len(task.eval_docs)  # a definition may leave some out
     digest, count = hashlib.sha256(), 0
     for count, row in enumerate(_rows(task, wanted.limit), 1):
-        try:
-            problem = _problem(task, row)
-        except Exception as error:  # of a template or a function of the definition
-            problem = _reason(error)
-        if problem:
-            raise PalimpsestError(f"{where}, row {count}: not an example of task '{name}' ({problem}); mend or remove it")
+        if problem := _problem(task, row):
+            raise _unfit(name, examples.at(count - 1) if examples and whole else f"{where}, example {count}", problem)
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())
     return count, digest.hexdigest()
+
+
+def _unfit(name: str, place: str, problem: str) -> PalimpsestError:
+    """What is said of a row, whichever it is and whoever found it."""
+    return PalimpsestError(f"{place}: not an example of task '{name}' ({problem}); mend or remove it")
 
 
 def _rows(task: ConfigurableTask, limit: int | None) -> Iterator[dict[str, Any]]:
@@ -137,6 +153,13 @@ def _rows(task: ConfigurableTask, limit: int | None) -> Iterator[dict[str, Any]]
 
 def _problem(task: ConfigurableTask, row: dict[str, Any]) -> str:
     """What is wrong with an example, empty for nothing."""
+    try:
+        return _mismatch(task, row)
+    except Exception as error:  # of a template or a function of the definition
+        return reason(error)
+
+
+def _mismatch(task: ConfigurableTask, row: dict[str, Any]) -> str:
     text, target = task.doc_to_text(row), task.doc_to_target(row)
     if task.OUTPUT_TYPE == "loglikelihood":
         return "" if str(target).strip() else "an empty continuation"
@@ -153,7 +176,3 @@ def _problem(task: ConfigurableTask, row: dict[str, Any]) -> str:
 
 def _split(task: ConfigurableTask) -> str:
     return str(task.config.test_split or task.config.validation_split)
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -257,14 +257,19 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {},
         '{"question": "a"}\n',
-        r"rows\.jsonl: no data for task 'choose' .*its columns, or the values in its first row, are not those",
+        r"rows\.jsonl, line 1: not an example of task 'choose' \(.*\); mend or remove it",
     ),
     (
         {},
         '{"question": "q", "answers": ["a", "b"], "right": 0}\n{"question": "q", "right": 0}\n',
-        r"row 2: not an example of task 'choose' \(no 'answers'\)",
+        r"rows\.jsonl, line 2: not an example of task 'choose' \(no 'answers'\); mend or remove it",
     ),
-    ({}, '{"question": 1}\n{"question": [2]}\n', r"rows\.jsonl: not rows as the definition reads them"),
+    (
+        {},
+        '{"question": 1}\n\n{"question": [2]}\n',
+        r"line 3: not an example .*'question' is a list of a number, elsewhere a n",
+    ),
+    ({}, '{"question": "q"}\n{"question": "r"}\n', r"line 1: not an example .*; nor is the next one: are these the columns"),
     ({"shots": 9}, "", r"9 examples are too few for zeroshot\.shots = 9"),
     ({"source": "hub"}, "", r"no data for task 'choose' .*use local files"),
 ]
@@ -298,18 +303,48 @@ def test_what_cannot_be_measured_is_named_before_any_work(
     [
         ({"right": 3}, "right answer 3 of 3 answers"),
         ({"right": -1}, "right answer '-1' of 3 answers"),
+        ({"right": "two"}, "'right' is text, elsewhere a number"),
         ({"answers": ["a", " ", "b"]}, "answers "),
         ({"answers": ["a"]}, "answers "),
+        ({"answers": ["a", "b", 3]}, "'answers' is a list of a number, text, elsewhere a list of text"),
         ({"question": None}, "no 'question'"),
     ],
 )
-def test_a_bad_row_is_named(change: dict[str, Any], message: str, tmp_path: Path, few_definitions: Path) -> None:
+@pytest.mark.parametrize("place", [0, 4])
+def test_a_bad_row_is_named(place: int, change: dict[str, Any], message: str, tmp_path: Path, few_definitions: Path) -> None:
+    """In the same words wherever it stands; lines are those of the file, blank ones too."""
     project = Project(tmp_path / "project", "llama", blocks=1)
     data = rows()
-    data[4] |= change
+    data[place] |= change
     prepare(project, few_definitions, data)
-    with pytest.raises(PalimpsestError, match=rf"rows\.jsonl, row 5: not an example of task 'choose' \({message}"):
+    path = project.data / "tasks/rows.jsonl"
+    path.write_text("\n" + path.read_text())
+    expected = rf"rows\.jsonl, line {place + 2}: not an example of task 'choose' \({message}.*\); mend or remove it"
+    with pytest.raises(PalimpsestError, match=expected):
         run(project, tasks=["choose"])
+
+
+def test_a_bad_row_of_a_table_is_named_by_its_number(tmp_path: Path, few_definitions: Path) -> None:
+    project = Project(tmp_path / "project", "llama", blocks=1)
+    data = rows()
+    data[2]["answers"] = ["a", " "]
+    prepare(project, few_definitions, data)
+    parquet.write_table(table({key: [row[key] for row in data] for key in data[0]}), project.data / "tasks/rows.parquet")
+    with pytest.raises(PalimpsestError, match=r"rows\.parquet, row 3: not an example of task 'choose' \(answers "):
+        run(project, tasks=["choose"], files={"choose": "rows.parquet"})
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_row_that_the_definitions_own_function_cannot_prepare_is_named(place: int) -> None:
+    from datasets import Dataset
+
+    from stages.zeroshot.oddities import find_odd
+
+    def process(given: Dataset) -> Dataset:
+        return given.map(lambda row: {"third": row["text"].split()[2]})
+
+    data = [{"text": "a b" if index == place else "a b c"} for index in range(4)]
+    assert find_odd(data, process) == (place, "IndexError: list index out of range")
 
 
 @pytest.mark.parametrize(
@@ -406,4 +441,5 @@ def test_parquet_and_arrow_give_the_same_rows(tmp_path: Path) -> None:
     parquet.write_table(whole, tmp_path / "rows.parquet")
     with pyarrow.OSFile(str(tmp_path / "rows.arrow"), "wb") as sink, pyarrow.ipc.new_stream(sink, whole.schema) as writer:
         writer.write_table(whole)
-    assert read_rows(tmp_path / "rows.parquet") == read_rows(tmp_path / "rows.arrow") == rows()
+    expected = {f"row {number}": row for number, row in enumerate(rows(), 1)}
+    assert read_rows(tmp_path / "rows.parquet") == read_rows(tmp_path / "rows.arrow") == expected
