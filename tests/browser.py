@@ -26,6 +26,10 @@ class Page:
     def __init__(self, socket: Connection):
         self._socket, self._numbers = socket, itertools.count(1)
 
+    def size(self, width: int, height: int) -> None:
+        """Show pages as a telephone of this many pixels would; windows themselves are never that narrow."""
+        self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=True)
+
     def open(self, url: str) -> None:
         """Go to `url`; what it shows comes later."""
         self._call("Page.navigate", url=url)

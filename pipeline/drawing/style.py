@@ -4,7 +4,7 @@
 THEME = """\
 :root {
   --paper: #ffffff; --ink: #1c2127; --soft: #59626d; --hair: #dfe3e8; --wash: #f6f7f9;
-  --blue: #0b62a4; --rust: #c14a09; --green: #0b7a57; --plum: #7d4a99; --gone: #fbe6d6; --alarm: #b3261e;
+  --blue: #0b62a4; --rust: #c14a09; --green: #0b7a57; --plum: #7d4a99; --gone: #fbe6d6; --alarm: #b3261e; --shade: #c4cad1;
 }
 .chart { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif; font-size: 12px; }
 .chart text { fill: var(--ink); font-variant-numeric: tabular-nums; }
@@ -35,7 +35,7 @@ PAGE = """\
   :root {
     color-scheme: dark;
     --paper: #14171b; --ink: #e4e7eb; --soft: #a2abb6; --hair: #333a43; --wash: #1c2026;
-    --blue: #6bb3ec; --rust: #f0924f; --green: #4cc39a; --plum: #c39add; --gone: #3d2a1d; --alarm: #ff8a80;
+    --blue: #6bb3ec; --rust: #f0924f; --green: #4cc39a; --plum: #c39add; --gone: #3d2a1d; --alarm: #ff8a80; --shade: #4a535e;
   }
 }
 * { box-sizing: border-box; }
@@ -58,7 +58,14 @@ section { margin-top: 3rem; padding-top: 1.5rem; border-top: 1px solid var(--hai
 .alarm { border: 2px solid var(--alarm); padding: 0.9rem 1.1rem; margin: 1.4rem 0; }
 .alarm p:last-child, .alarm ul { margin-bottom: 0; }
 .alarm strong { color: var(--alarm); }
-.scroll { overflow-x: auto; margin: 1.2rem 0 0.6rem; }
+.scroll {
+  overflow-x: auto; margin: 1.2rem 0 0.6rem;
+  background: /* a shade at the end behind which there is more */
+    linear-gradient(to right, var(--paper) 40%, transparent) 0 0 / 2.4rem 100% no-repeat local,
+    linear-gradient(to left, var(--paper) 40%, transparent) 100% 0 / 2.4rem 100% no-repeat local,
+    linear-gradient(to right, var(--shade), transparent) 0 0 / 1rem 100% no-repeat scroll,
+    linear-gradient(to left, var(--shade), transparent) 100% 0 / 1rem 100% no-repeat scroll;
+}
 table, dl, .params, .panels { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, "Liberation Sans", sans-serif; }
 table { border-collapse: collapse; font-size: 0.9rem; line-height: 1.35; font-variant-numeric: tabular-nums; min-width: 100%; }
 th, td { padding: 0.5rem 0.6rem; text-align: right; vertical-align: baseline; white-space: nowrap; border-bottom: 1px solid var(--hair); }
@@ -69,6 +76,7 @@ tbody th { font-weight: 600; }
 table.few { min-width: 0; }
 .few th + th, .few td + td { padding-left: 3rem; }
 td.main { font-weight: 600; }
+td.words { white-space: normal; min-width: 18rem; text-align: left; }
 tbody th .sub { white-space: normal; max-width: 13rem; }
 .sub { display: block; font-weight: 400; color: var(--soft); font-size: 0.82rem; }
 dl.protocol { display: grid; grid-template-columns: repeat(auto-fill, minmax(10.5rem, 1fr)); gap: 0.7rem 1.4rem; margin: 0.9rem 0 0; font-size: 0.86rem; line-height: 1.35; }
@@ -91,7 +99,11 @@ footer { margin-top: 3rem; }
   body { padding: 1.4rem 1rem 3rem; font-size: 1rem; }
   .lead { font-size: 1.28rem; }
   section { margin-top: 2.2rem; padding-top: 1.1rem; }
-  th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); }
+  table { font-size: 0.82rem; }
+  th, td { padding: 0.45rem 0.35rem; }
+  thead th, thead .sub { white-space: normal; }
+  td.words { min-width: 13rem; }
+  .scroll th:first-child, .scroll td:first-child { position: sticky; left: 0; background: var(--paper); padding-right: 0.6rem; }
 }
 @media print {
   @page { margin: 16mm 15mm; }
@@ -104,7 +116,7 @@ footer { margin-top: 3rem; }
   table { font-size: 8pt; }
   th, td { padding: 0.3rem 0.4rem; }
   .sub { font-size: 7pt; white-space: normal; }
-  .scroll { overflow: visible; }
+  .scroll { overflow: visible; background: none; }
   .panels { grid-template-columns: 1fr 1fr; gap: 1rem 1.6rem; }
   .panels svg, tr, .readings li, .alarm, dl.protocol div, #parameters { break-inside: avoid; }
   .params { columns: 3; font-size: 7.5pt; }

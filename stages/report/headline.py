@@ -14,6 +14,7 @@ from stages.report.results import Results
 from stages.report.shares import Shares, read_shares
 
 FEW_RUNS = 4  # more removed runs than these are not spelled out
+PLAIN_JOIN = repr("\n\n")  # how documents are joined where nothing is said of it
 
 
 def model_name(model: Mapping[str, Any]) -> str:
@@ -68,9 +69,22 @@ def outcome(results: Results, difference: Difference | None) -> str:
 def short_protocol(protocol: Mapping[str, str]) -> str:
     """The protocol in a line, for places too small for the list."""
     words = {"contract": "contract: {}", "corpus": "{}", "length": "{} tokens a window"}
-    words |= {"special_tokens": "special tokens: {}", "dtype": "{}"}
     stated = [form.format(protocol[key]) for key, form in words.items() if key in protocol]
+    stated += _custom(protocol) if protocol.get("contract") == "custom" else []
+    words = {"special_tokens": "special tokens: {}", "dtype": "{}"}
+    stated += [form.format(protocol[key]) for key, form in words.items() if key in protocol]
     return ", ".join([*stated, f"{protocol['tokens_scored']} tokens scored"])
+
+
+def _custom(protocol: Mapping[str, str]) -> list[str]:
+    """What the name of a contract says where it has one of its own: how windows lie, and what of the text is in them."""
+    stride, join = protocol.get("stride"), protocol.get("join")
+    said = [f"one every {stride}" if stride != protocol.get("length") else "end to end"] if stride else []
+    said += [f"overlap as {protocol['overlap']}"] if "overlap" in protocol else []
+    said += [f"the first {protocol['words']} words"] if "words" in protocol else []
+    said += [f"documents joined by {join}"] if join not in (None, PLAIN_JOIN) and "words" not in protocol else []
+    said += ["blank documents kept"] if protocol.get("blank_documents") == "kept" else []
+    return said + (["a short last window"] if protocol.get("rest") == "kept" else [])
 
 
 def _by_the_masks(shares: Shares, pattern: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 import subprocess
@@ -31,6 +32,7 @@ from stages.report.comparison import Variant, by_protocol, conflicts, paired_dif
 from stages.report.heatmap import shade
 from stages.report.run import run
 from stages.report.shares import per_block_sparsity
+from tests.browser import CHROMIUM, open_page
 
 ROOT = Path(__file__).parents[2]
 MATRICES = ("self_attn.q_proj", "mlp.up_proj")
@@ -332,6 +334,43 @@ def test_no_perplexity_without_its_protocol(root: Path) -> None:
         assert word in outcome[1]
     listed = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))
     assert listed["Tokens scored"] == "8,176" and listed["Special tokens"] == "none" and listed["Windows"] == "16"
+
+
+CUSTOM = {"contract": "custom", "stride": 256, "join": "'\\n'", "blank_documents": "kept", "rest": "kept"}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"contract": "custom"}, "512 tokens a window, end to end, special tokens: none"),
+        (
+            {"contract": "custom", "stride": 256, "overlap": "context only"},
+            "one every 256, overlap as context only, special",
+        ),
+        (CUSTOM, r"one every 256, documents joined by '\n', blank documents kept, a short last window, special"),
+        (
+            {**CUSTOM, "words": 5000, "join": "words by single spaces"},
+            "256, the first 5,000 words, blank documents kept",
+        ),
+        ({**CUSTOM, "contract": "no_free_swap"}, "contract: no_free_swap, demo, evaluation split, 512 tokens a window, special"),
+    ],
+)
+def test_the_first_sentences_say_what_the_name_of_a_contract_does_not(root: Path, change: dict[str, Any], words: str) -> None:
+    for name in ("dense", "masked", "removed", "compressed"):
+        edit_json(root / f"data/evaluation/{name}.json", lambda one: one["contract"].update(change))
+    assert words in html.unescape(report(root))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
+def test_on_a_phone_wide_tables_scroll_in_a_box_of_their_own(root: Path) -> None:
+    report(root)
+    with open_page(390, 844) as page:
+        page.size(390, 844)
+        page.open(f"file://{root}/data/report.html")
+        page.wait_for("document.querySelectorAll('#notes li').length")
+        assert page.ask("document.documentElement.clientWidth") == 390
+        assert page.ask("document.documentElement.scrollWidth") == 390
+        assert page.ask("document.querySelector('.scroll').scrollWidth") > 390, "a table that would not fit"
 
 
 def test_unlike_protocols_are_kept_apart_and_said_aloud(root: Path) -> None:
