@@ -131,7 +131,7 @@ def make_flow(done: dict[str, Outcome], failed: dict[str, StageFailed]) -> Flow[
         Args:
             targets: stages, each with all that it depends on; none means every stage.
             overrides: keys of params.yaml and their values for this run alone, as in {"allocation.method": "pals"}. It then is
-                a DVC experiment of the flow run's name, in a folder of its own: params.yaml and data/ stay as they are.
+                a DVC experiment of the flow run's name, in a folder of its own: params.yaml and data/ are left as they were.
             force: run the stages even if nothing changed.
             jobs: stages side by side; one at a time with overrides.
         """
