@@ -75,7 +75,7 @@ def _experiment(job: Job, root: Path, say: Say) -> Mapping[str, str]:
     try:
         return experiment(job.name, settings, job.plan.stages, **options)
     except StageFailed as error:
-        if "already exists" not in str(error):
+        if "conflicts with existing experiment" not in str(error):
             raise
     drop_experiments([job.name], root)
     return experiment(job.name, settings, job.plan.stages, **options)

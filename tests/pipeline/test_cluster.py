@@ -143,6 +143,8 @@ def test_workers_with_nothing_in_common_share_the_stages_and_go_on_when_one_dies
 
     shown = run(toy, "dvc", "exp", "list", "--name-only").stdout.split()
     assert set(shown) == {"one-wanda", "one-magnitude"}
+    again = run(toy, "pipeline", "study", "one", "--address", cluster.address)
+    assert again.returncode == 0 and again.stdout.count("all from the cache") == 3, "experiments of a first run are replaced"
     for how in (["pull", "origin"], ["apply"]):  # `apply` complains of what the cell did not run
         run(toy, "dvc", "exp", *how, "one-magnitude")
     answers = reproduce(["evaluation@masked"], root=toy, say=lambda line: None)

@@ -124,6 +124,14 @@ def test_a_file_that_is_no_study_is_named_in_one_sentence(tmp_path: Path, text: 
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
+def test_the_study_of_the_guide_can_be_run(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```yaml\n(question.*?)```", (REPOSITORY / "docs/evaluate.md").read_text(), re.DOTALL)
+    project(tmp_path)
+    (tmp_path / "studies/one.yaml").write_text(text)
+    study = read_study("one", tmp_path)
+    assert len(study.cells) == 6 and study.baseline_of(study.cells[-1]) == {"masking.method": "magnitude"}
+
+
 def test_a_key_that_no_stage_reads_may_be_fixed(tmp_path: Path) -> None:
     """So that one that is checked with others can be set."""
     assert read_study("one", project(tmp_path, fixed={"removal.count": 2})).cells
