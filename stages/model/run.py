@@ -56,13 +56,8 @@ def from_gguf(model: Model, data: Path, folder: Path) -> dict[str, Any]:
 
 def from_folder(model: Model, data: Path, folder: Path) -> dict[str, Any]:
     """A checkpoint folder of the user's: used where it lies, never copied."""
-    where = data.parent / Path(str(model.path)).expanduser()
-    root = data.parent.resolve()
-    inside = where.resolve().is_relative_to(root)
-    return {
-        "at": where,
-        "folder": where.resolve().relative_to(root).as_posix() if inside else Path(str(model.path)).expanduser().as_posix(),
-    }
+    path = Path(str(model.path)).expanduser()  # absolute stays absolute: DVC may give the manifest to another copy of the project
+    return {"at": data.parent / path, "folder": path.as_posix()}
 
 
 def from_hub(model: Model, data: Path, folder: Path) -> dict[str, Any]:

@@ -72,10 +72,15 @@ def test_folder_is_found_again(root: Path, source: Path, path: str) -> None:
     assert torch.equal(checkpoint.read("model.norm.weight"), load_file(source / "model.safetensors")["model.norm.weight"])
 
 
-def test_path_inside_the_project_is_kept_relative(root: Path, source: Path) -> None:
-    manifest = (run_model(root, source="folder", path=str(source)) / "manifest.json").read_text()
-    assert str(root) not in manifest
-    assert not json.loads(manifest)["trust_remote_code"]
+def test_a_path_is_kept_as_written(root: Path, source: Path) -> None:
+    """A cell of a study works in another folder and gets this manifest from the cache: an absolute path must still be one."""
+    for path in (str(source), "models/tiny"):
+        out = run_model(root, source="folder", path=path)
+        manifest = json.loads((out / "manifest.json").read_text())
+        assert manifest["folder"] == path and not manifest["trust_remote_code"]
+    elsewhere = root.parent / "elsewhere"
+    shutil.copytree(run_model(root, source="folder", path=str(source)), elsewhere / "data" / "model")
+    assert Checkpoint(elsewhere / "data" / "model").folder.samefile(source)
 
 
 def test_only_files_of_the_checkpoint_are_pinned(root: Path, source: Path) -> None:
