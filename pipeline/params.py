@@ -9,12 +9,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+import re
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
 
 from pipeline.errors import PalimpsestError
 
@@ -38,13 +40,22 @@ def read_params(path: Path = PARAMS_FILE) -> dict[str, Any]:
     except FileNotFoundError:
         raise ParamsError(f"{path}: not found; run this from the project's folder") from None
     except YAMLError as error:
-        raise ParamsError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+        raise ParamsError(at_line(path, error)) from None
     if not isinstance(raw, dict):
         raise ParamsError(f"{path}: expected a mapping of sections, found {type(raw).__name__}")
     strange = [key for key in raw if not isinstance(key, str)]
     if strange:
         raise ParamsError(f"{path}: {strange[0]!r} is no name of a section")
     return raw
+
+
+def at_line(path: Path, error: YAMLError) -> str:
+    """`params.yaml, line 7: 'model' stands twice`"""
+    mark = getattr(error, "problem_mark", None)
+    where = f"{path}, line {mark.line + 1}" if mark else f"{path}"
+    problem = str(error.problem) if isinstance(error, MarkedYAMLError) else str(error)
+    key = re.match(r'found duplicate key "(.*?)" with value', problem) if isinstance(error, DuplicateKeyError) else None
+    return f"{where}: '{key[1]}' stands twice" if key else f"{where}: not valid YAML ({' '.join(problem.split())})"
 
 
 def stage_names() -> list[str]:

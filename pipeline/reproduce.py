@@ -96,7 +96,7 @@ def experiment(
     Raises:
         StageFailed: with the message of the stage that failed, or of DVC.
     """
-    values = [f"--set-param={key}={_hydra(value)}" for key, value in settings.items()]
+    values = [f"--set-param={one}" for key, value in settings.items() for one in overrides(key, value)]
     files = [(folder, one.name) for folder in OWN for one in sorted((root / folder).glob("[!.]*"))]
     own = [f"--copy-paths={folder}/{name}" for folder, name in files if name != "README.md"]
     own += [f"--copy-paths={FETCHED}"] * (root / FETCHED).is_dir()
@@ -121,13 +121,20 @@ def ask_dvc(arguments: list[str], root: Path = Path()) -> str:
     return output
 
 
+def overrides(key: str, value: object) -> list[str]:
+    """What `dvc exp run --set-param` takes to give `key` this value; a mapping would else join the one that is there."""
+    return [f"{key}=null"] * isinstance(value, dict) + [f"{key}={_hydra(value)}"]
+
+
 def _hydra(value: object) -> str:
-    """A value in the grammar of `dvc exp run --set-param`, which is Hydra's."""
+    """A value in the grammar of `dvc exp run --set-param`, Hydra's: a backslash counts before a quote and at the end alone."""
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-        return f"'{escaped}'"
+        quoted = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + "\\'" * bool(found[2]), value)
+        return "'" + quoted.replace("${", "\\${") + "'"
     if isinstance(value, list):
         return f"[{','.join(map(_hydra, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_hydra(inner)}' for key, inner in value.items())}}}"
     return json.dumps(value)
 
 

@@ -11,7 +11,9 @@ from pipeline.checking import check_params
 from pipeline.graph import Node, edges
 from pipeline.params import ParamsError
 from pipeline.reproduce import descendants
-from pipeline.study.plan import Cell, Plan, StudyError, merged
+from pipeline.study.plan import Cell, Plan, StudyError, merged, varied_keys
+
+TABLE = ("cell", "seed", "contract", "low", "high", "error")  # columns that results.py writes
 
 
 def check_plan(plan: Plan, path: Path, graph: Mapping[str, Node]) -> None:
@@ -21,6 +23,10 @@ def check_plan(plan: Plan, path: Path, graph: Mapping[str, Node]) -> None:
             raise StudyError(f"{path}: stages: no stage '{stage}'; there are {', '.join(graph)}")
     for key, file in [("result", plan.result), *((f"show.{one}", file) for one, file in plan.show.items())]:
         _check_written(key, file, plan, path, graph)
+    columns = [*plan.measures, *plan.show]
+    taken = [one for one in columns if not one or columns.count(one) > 1 or one in (*TABLE, *varied_keys(plan))]
+    if taken:
+        raise StudyError(f"{path}: measures, show: {taken[0]!r} is empty, named twice or a column of every study's table")
     stray = [measure for measure in plan.least if measure not in plan.measures or not plan.curve]
     if stray:
         raise StudyError(f"{path}: least: {stray[0]} is not drawn; name one of the measures of a study with curve: true")

@@ -39,9 +39,12 @@ def find_source(remote: str | None, root: Path = Path()) -> Source:
     revision = _git(["rev-parse", "HEAD"], root, "no commit yet: workers elsewhere get the code from git")
     seen = ["--", ".", ":!studies", ":!dvc.lock"]  # all but what only this side reads
     edited = _git(["status", "--porcelain", "--untracked-files=no", *seen], root, "git status").split("\n")
-    if edited[0]:
-        names = ", ".join(line[2:].strip() for line in edited)
-        raise PalimpsestError(f"edited since the last commit, so workers elsewhere would not get it: {names}; commit and push")
+    added = _git(["ls-files", "--others", "--exclude-standard", "pipeline", "stages"], root, "git ls-files").split("\n")
+    names = ", ".join([*(line[2:].strip() for line in edited if line), *filter(None, added)])
+    if names:
+        raise PalimpsestError(
+            f"edited or made since the last commit, so workers elsewhere would not get it: {names}; commit and push"
+        )
     there = _git(["ls-remote", GIT_REMOTE], root, f"git remote '{GIT_REMOTE}' ({url}) does not answer")
     heads = {line.split()[0] for line in there.splitlines()}
     if revision not in heads and not _is_ancestor(revision, heads, root):

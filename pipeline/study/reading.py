@@ -12,11 +12,10 @@ from typing import Any
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
-from ruamel.yaml.constructor import DuplicateKeyError
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
 
 from pipeline.graph import read_graph
-from pipeline.params import read_params
+from pipeline.params import at_line, read_params
 from pipeline.study.checks import check_cells, check_effect, check_plan
 from pipeline.study.plan import Cell, Plan, Settings, Study, StudyError, varied_keys
 
@@ -56,7 +55,7 @@ def _read_plan(path: Path) -> Plan:
         there = ", ".join(sorted(one.stem for one in path.parent.glob("*.yaml"))) or "none"
         raise StudyError(f"{path}: no such study; there are: {there}") from None
     except YAMLError as error:
-        raise StudyError(_at_line(path, error)) from None
+        raise StudyError(at_line(path, error)) from None
     if not isinstance(raw, dict):
         what = "empty" if raw is None else f"a mapping of keys is expected, found {type(raw).__name__}"
         raise StudyError(f"{path}: {what}; a study needs question, stages, result, and vary or cells")
@@ -65,15 +64,6 @@ def _read_plan(path: Path) -> Plan:
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, one['loc']))}: {_plain(one)}" for one in error.errors()]
         raise StudyError("\n".join(f"{path}: {line}" for line in lines)) from None
-
-
-def _at_line(path: Path, error: YAMLError) -> str:
-    """`studies/one.yaml, line 7: 'vary' stands twice`"""
-    mark = getattr(error, "problem_mark", None)
-    where = f"{path}, line {mark.line + 1}" if mark else f"{path}"
-    problem = str(error.problem) if isinstance(error, MarkedYAMLError) else str(error)
-    key = re.match(r'found duplicate key "(.*?)" with value', problem) if isinstance(error, DuplicateKeyError) else None
-    return f"{where}: '{key[1]}' stands twice" if key else f"{where}: not valid YAML ({' '.join(problem.split())})"
 
 
 def _plain(error: Any) -> str:

@@ -70,7 +70,7 @@ def _masking(allocation: Mapping[str, Any], masking: Mapping[str, Any], sparsity
     knobs = {"sparsity": allocation["sparsity"], **allocation.get(allocation["method"], {})}
     knobs |= {key: allocation[key] for key in ("granularity", "projection")}
     how = [f"method {masking['method']}", f"pattern {masking['pattern']}", f"comparison {masking['comparison']}"]
-    how += [f"rounding {masking['rounding']}"]
+    how += [f"rounding {masking['rounding']}"] * (masking["pattern"] == "unstructured")
     how += [f"inputs {masking['activations']}", f"expert_tokens {masking['expert_tokens']}"] * (masking["method"] != "magnitude")
     how += [f"{key} {value:g}" for key, value in masking["sparsegpt"].items()] * (masking["method"] == "sparsegpt")
     of = masking["pattern"].partition(":")[2]

@@ -65,7 +65,16 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     axes = {"cosine": ["window", "boundary", "boundary"], "deletion": ["block", "prompt"], "others": ["pair", "prompt"]}
     write_tensors(outputs["redundancy.safetensors"], tensors, {"axes": axes, "unit": "nats"})
     write_json(
-        outputs["redundancy.json"], _verdict(table, blocks, deletion.numpy(), swapped.numpy(), unlike, types, prompts, wanted)
+        outputs["redundancy.json"],
+        {
+            **_verdict(table, blocks, deletion.numpy(), swapped.numpy(), unlike, types, prompts, wanted),
+            "contract": {
+                "prompts": prompts.count,
+                "length": prompts.length,
+                "positions": wanted.positions,
+                "dtype": str(decoder.dtype).removeprefix("torch."),
+            },
+        },
     )
     least = blocks.loc[blocks.influence.idxmin()]
     say(f"least influence: block {least.block} ({least.influence:.4f} ± {least.influence_error:.4f})")

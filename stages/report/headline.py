@@ -79,8 +79,8 @@ def short_protocol(protocol: Mapping[str, str]) -> str:
 def _custom(protocol: Mapping[str, str]) -> list[str]:
     """What the name of a contract says where it has one of its own: how windows lie, and what of the text is in them."""
     stride, join = protocol.get("stride"), protocol.get("join")
-    said = [f"one every {stride}" if stride != protocol.get("length") else "end to end"] if stride else []
-    said += [f"overlap as {protocol['overlap']}"] if "overlap" in protocol else []
+    said = [f"one every {stride}" if "overlap" in protocol else "end to end"] if stride else []
+    said += [f"what overlaps is {protocol['overlap']}"] if "overlap" in protocol else []
     said += [f"the first {protocol['words']} words"] if "words" in protocol else []
     said += [f"documents joined by {join}"] if join not in (None, PLAIN_JOIN) and "words" not in protocol else []
     said += ["blank documents kept"] if protocol.get("blank_documents") == "kept" else []

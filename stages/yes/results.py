@@ -23,14 +23,14 @@ from stages.yes.resume import Kept
 from stages.yes.summary import BLOCKS, LAYERS, NETS, Net, block_table, layer_table, net_table, summary
 
 
-def write_results(outputs: Files, nets: list[Net], fits: list[Fit], blocks: int, wanted: Yes) -> None:
-    """Write the tables, the losses and the verdict, and say the latter."""
+def write_results(outputs: Files, nets: list[Net], fits: list[Fit], blocks: int, wanted: Yes, contract: dict[str, Any]) -> None:
+    """Write the tables, the losses under their contract and the verdict, and say the latter."""
     write_table(outputs["yes.csv"], net_table(nets))
     write_table(outputs["yes_layers.csv"], layer_table(nets, fits, blocks, wanted.tolerance))
     write_table(outputs["yes_blocks.csv"], block_table(fits))
     losses = {part: torch.from_numpy(np.stack([getattr(net, part) for net in nets])) for part in ("train", "test")}
     write_tensors(outputs["yes.safetensors"], losses, {"nets": [net.name for net in nets], "axes": ["net", "window"]})
-    found = summary(nets, wanted.tolerance)
+    found = {**summary(nets, wanted.tolerance), "contract": contract}
     write_json(outputs["yes.json"], found)
     say(f"verdict {found['verdict']} after the head control ({found['verdict_with_head']} with the head's share)")
 

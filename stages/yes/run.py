@@ -6,6 +6,7 @@ import shutil
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,9 +84,22 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     share = judge.seconds / max(judge.seconds + solver.seconds, 1e-9)
     spent = f"heads {_each(judge.seconds, judge.fitted)}, {share:.0%} of the time of all fits"
     say(f"{solver.fitted} blocks fitted, {_each(solver.seconds, solver.fitted)}; {spent}")
-    write_results(outputs, nets, fits, len(decoder), wanted)
+    write_results(outputs, nets, fits, len(decoder), wanted, _contract(tokens, decoder, parts, ids.shape[1], wanted))
     keep_best(outputs["yes_best"], decoder, kept, maps[best.name], best, wanted, tape.length - 1)
     kept.clear()
+
+
+def _contract(tokens: TensorFile, decoder: Decoder, parts: Parts, length: int, wanted: Yes) -> dict[str, Any]:
+    """All that has to be equal for the losses of two runs to be comparable."""
+    text = {part: tokens.metadata.get(part, {}).get("corpus", "") for part in ("calibration", "evaluation")}
+    return {
+        "train": text["calibration"],
+        "train_windows": len(parts.train(wanted.scored)),
+        "test": f"{text['calibration']}, held out" if wanted.test == "held_out" else text["evaluation"],
+        "test_windows": len(parts.test(wanted.test)),
+        "length": length,
+        "dtype": str(decoder.dtype).removeprefix("torch."),
+    }
 
 
 def _windows(tape: Tape, tokens: TensorFile, decoder: Decoder, wanted: Yes) -> tuple[Tensor, Parts]:

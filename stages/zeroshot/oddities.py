@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import datasets
 
 Rows = Sequence[dict[str, Any]]
 Process = Callable[[datasets.Dataset], datasets.Dataset]
+
+
+def only_read(rows: Rows, config: Mapping[str, Any]) -> Rows:
+    """The columns that a definition's templates name, so that a fault in another is none; all where a function may read any."""
+    asked = {key: value for key, value in config.items() if key.startswith(("doc_to", "process_"))}
+    if any(callable(value) for value in asked.values()):
+        return rows
+    texts = [text for value in asked.values() for text in ([value] if isinstance(value, str) else value or [])]
+    columns = dict.fromkeys(key for row in rows for key in row)
+    named = {one for one in columns if any(re.search(rf"(?<!\w){re.escape(one)}(?!\w)", str(text)) for text in texts)}
+    return [{key: value for key, value in row.items() if key in named} for row in rows] if named else rows
 
 
 def find_absent(rows: Rows) -> tuple[int, str] | None:

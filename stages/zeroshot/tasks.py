@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from pipeline.console import say
 from pipeline.errors import PalimpsestError
 from stages.zeroshot import Zeroshot
 from stages.zeroshot.definitions import read_definitions
-from stages.zeroshot.oddities import Process, find_absent, find_odd, reason
+from stages.zeroshot.oddities import Process, find_absent, find_odd, only_read, reason
 from stages.zeroshot.sources import Examples, read_demo, read_files
 
 SPLIT = "evaluation"
@@ -82,6 +82,7 @@ def _check_kind(name: str, config: dict[str, Any]) -> None:
 def _build(name: str, config: dict[str, Any], examples: Examples | None, wanted: Zeroshot) -> ConfigurableTask:
     config, given = {**config, "num_fewshot": wanted.shots}, datasets.Dataset.from_list([])
     if examples is not None:
+        examples = replace(examples, rows=only_read(examples.rows, config))
         given = _dataset(name, examples, config.pop("process_docs", None))
         config |= {
             "custom_dataset": lambda **_: datasets.DatasetDict({SPLIT: given}),

@@ -33,6 +33,7 @@ from tests.bench.process import REPOSITORY, make_apart, run_apart
 SHAPES = {0.1: (768, 9), 0.4: (1024, 24), 1.0: (2048, 15), 3.0: (2560, 30)}  # billions of parameters -> width, blocks
 WAYS = [
     ("magnitude", "unstructured"),
+    ("magnitude", "2:4"),
     ("wanda", "unstructured"),
     ("wanda", "2:4"),
     ("sparsegpt", "unstructured"),
@@ -56,6 +57,8 @@ def main() -> None:
     parser.add_argument("--evaluation-windows", type=int, default=8, help="with --dtypes: for the perplexity")
     parser.add_argument("--methods", nargs="*", default=sorted({method for method, _ in WAYS}))
     wanted = parser.parse_args()
+    if wanted.evaluation_windows < 2:
+        parser.error("--evaluation-windows: an interval needs at least 2")
     if wanted.dtypes:
         compare_dtypes(wanted.data, wanted.windows, wanted.evaluation_windows, wanted.methods)
         return

@@ -89,7 +89,7 @@ def test_a_wrong_value_of_any_stage_is_refused_before_any_work(
             "    bnd: 0.05",
             "params.yaml: allocation.pals.bnd: unknown key; did you mean bound? allowed: bound, ",
         ),
-        ("removal:\n", "removal: [\n", "params.yaml: not valid YAML: "),
+        ("removal:\n", "removal: [\n", "params.yaml, line "),
     ],
 )
 def test_a_misspelt_key_is_named_with_what_is_allowed(project: Path, run: Run, old: str, new: str, message: str) -> None:
@@ -98,6 +98,13 @@ def test_a_misspelt_key_is_named_with_what_is_allowed(project: Path, run: Run, o
     (project / "params.yaml").write_text(text.replace(old, new, 1))
     status, said = run()
     assert status == 1 and said.startswith(f"removal: {message}") and len(said.splitlines()) == 1
+
+
+def test_a_key_that_stands_twice_is_named(project: Path, run: Run) -> None:
+    text = (project / "params.yaml").read_text()
+    (project / "params.yaml").write_text(text + "removal: {}\n")
+    status, said = run()
+    assert status == 1 and said == f"removal: params.yaml, line {len(text.splitlines()) + 1}: 'removal' stands twice"
 
 
 def test_values_that_do_not_go_together_are_refused(project: Path, run: Run) -> None:

@@ -19,6 +19,7 @@ from scipy import stats
 from pipeline import reproduce
 from pipeline.errors import PalimpsestError
 from pipeline.graph import read_graph
+from pipeline.reproduce import overrides
 from pipeline.study.cells import Job, Outcome, from_anywhere, read_result, run_cell
 from pipeline.study.compare import compare
 from pipeline.study.order import COMMON, common_settings, common_stages, run_in_order, waits
@@ -76,6 +77,9 @@ def test_cells_are_every_combination_with_every_seed(tmp_path: Path) -> None:
         ({"vary": {"masking": ["wanda"]}, "baseline": None}, ("'masking'", "section")),
         ({"vary": {"masking.method": ["wando"]}, "baseline": None}, ("wando", "magnitude")),
         ({"vary": {"masking.method": ["wanda", "wanda"]}, "baseline": None}, ("the same",)),
+        ({"measures": ["perplexity", "error"]}, ("one.yaml", "measures, show", "'error'")),
+        ({"measures": ["perplexity", "perplexity"]}, ("measures, show", "'perplexity'", "twice")),
+        ({"show": {"masking.method": "evaluation/masked.json"}}, ("measures, show", "'masking.method'")),
         ({"baseline": {"ghost.method": "none"}}, ("baseline.ghost.method", "not varied")),
         ({"baseline": {"masking.method": "sparsegpt"}}, ("baseline.masking.method = 'sparsegpt'", "no cell has that value")),
         ({"vary": {"allocation.sparsity": [0, 0.0]}, "baseline": None, "fixed": None}, ("the same",)),
@@ -158,6 +162,37 @@ def test_merged_leaves_the_original_alone() -> None:
     params = {"a": {"b": {"c": 1}, "d": 2}}
     assert merged(params, {"a.b.c": 5, "e.f": 6}) == {"a": {"b": {"c": 5}, "d": 2}, "e": {"f": 6}}
     assert params == {"a": {"b": {"c": 1}, "d": 2}}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "C:\\x\\",
+        "a'b",
+        "a\\'b",
+        "x\\y",
+        "${x}",
+        "",
+        'a"b',
+        "a,b",
+        "é",
+        1.5,
+        True,
+        None,
+        [],
+        [[1], "two"],
+        {"boolq": "b.jsonl"},
+        {"a-b.c": [1]},
+    ],
+)
+def test_dvc_sets_the_very_value_of_a_cell(value: Any, tmp_path: Path) -> None:
+    from dvc.utils.hydra import apply_overrides
+
+    for former in ({"old": 1}, {}) if isinstance(value, dict) else (None, "old"):
+        path = tmp_path / "params.yaml"
+        YAML().dump({"section": {"key": former, "other": 3}}, path)
+        apply_overrides(path, overrides("section.key", value))
+        assert YAML(typ="safe").load(path) == {"section": {"key": value, "other": 3}}
 
 
 def test_seeds_of_several_keys_go_together(tmp_path: Path) -> None:

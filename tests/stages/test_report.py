@@ -336,7 +336,14 @@ def test_no_perplexity_without_its_protocol(root: Path) -> None:
     assert listed["Tokens scored"] == "8,176" and listed["Special tokens"] == "none" and listed["Windows"] == "16"
 
 
-CUSTOM = {"contract": "custom", "stride": 256, "join": "'\\n'", "blank_documents": "kept", "rest": "kept"}
+CUSTOM = {
+    "contract": "custom",
+    "stride": 256,
+    "overlap": "context only",
+    "join": "'\\n'",
+    "blank_documents": "kept",
+    "rest": "kept",
+}
 
 
 @pytest.mark.parametrize(
@@ -345,12 +352,13 @@ CUSTOM = {"contract": "custom", "stride": 256, "join": "'\\n'", "blank_documents
         ({"contract": "custom"}, "512 tokens a window, end to end, special tokens: none"),
         (
             {"contract": "custom", "stride": 256, "overlap": "context only"},
-            "one every 256, overlap as context only, special",
+            "one every 256, what overlaps is context only, special",
         ),
-        (CUSTOM, r"one every 256, documents joined by '\n', blank documents kept, a short last window, special"),
+        ({"contract": "custom", "stride": 511}, "512 tokens a window, end to end, special"),  # and a token before each
+        (CUSTOM, r"what overlaps is context only, documents joined by '\n', blank documents kept, a short last window, special"),
         (
             {**CUSTOM, "words": 5000, "join": "words by single spaces"},
-            "256, the first 5,000 words, blank documents kept",
+            "context only, the first 5,000 words, blank documents kept",
         ),
         ({**CUSTOM, "contract": "no_free_swap"}, "contract: no_free_swap, demo, evaluation split, 512 tokens a window, special"),
     ],

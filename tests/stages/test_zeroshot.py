@@ -324,6 +324,17 @@ def test_a_bad_row_is_named(place: int, change: dict[str, Any], message: str, tm
         run(project, tasks=["choose"])
 
 
+def test_what_a_definition_does_not_read_may_be_anything() -> None:
+    from stages.zeroshot.oddities import only_read
+
+    data = [{"q": "a", "id": 1, "note": None}, {"q": "b", "id": "two"}]
+    read = {"doc_to_text": "{{q}} of the candidate", "doc_to_choice": ["no", "yes"], "doc_to_target": 0}
+    assert only_read(data, read) == [{"q": "a"}, {"q": "b"}]
+    for decides in ({"process_docs": len}, {"doc_to_text": str}):
+        assert only_read(data, read | decides) == data
+    assert only_read(data, {"doc_to_text": "{{other}}"}) == data
+
+
 def test_a_bad_row_of_a_table_is_named_by_its_number(tmp_path: Path, few_definitions: Path) -> None:
     project = Project(tmp_path / "project", "llama", blocks=1)
     data = rows()
