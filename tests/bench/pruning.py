@@ -71,7 +71,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder).resolve()
             lay_out(root)
-            for name in ("model", "tokens.safetensors", "tape.safetensors"):
+            for name in ("model", "tokens.safetensors"):
                 (root / "data" / name).symlink_to((wanted.data / name).resolve())
             measure(root, "demo", idle, start, wanted.methods)
     for size in wanted.sizes:
@@ -79,7 +79,6 @@ def main() -> None:
             root = Path(folder).resolve()
             width, blocks = SHAPES[size]
             make_apart(root, width, blocks, wanted.windows, wanted.length)
-            run_apart(["-m", "pipeline.runner", "capture"], root)
             measure(root, f"{size:g}B", idle, start, wanted.methods)
 
 
@@ -100,9 +99,16 @@ def measure(root: Path, name: str, idle: int, start: float, methods: list[str]) 
     dtypes = ["float32", *(["auto"] if Compute().resolve_dtype() != torch.float32 else [])]
 
     def stage(stage: str, dtype: str) -> tuple[float, float]:
-        """Seconds without start-up, GB without that of the libraries."""
+        """Seconds without start-up, GB without that of the libraries. The tape has the same precision, as in the pipeline."""
         params["compute"]["dtype"] = dtype
         yaml.dump(params, root / "params.yaml")
+        tape, recorded = root / "data/tape.safetensors", root / f"data/tape-{dtype}.safetensors"
+        if not recorded.exists():
+            tape.unlink(missing_ok=True)
+            run_apart(["-m", "pipeline.runner", "capture"], root)
+            tape.rename(recorded)
+        tape.unlink(missing_ok=True)
+        tape.symlink_to(recorded.name)
         seconds, peak = run_apart(["-m", "pipeline.runner", stage], root)
         return seconds - start, (peak - idle) / 1e9
 
