@@ -3,7 +3,8 @@
 `python -m tests.bench.pruning --demo` (after `make run`) and `python -m tests.bench.pruning --sizes 0.1 0.4 1` (random
 checkpoints; 3 for 3B takes 6 GB of disk and 12 GB of memory for the plain implementation). The plain side runs float32, the
 stages run float32 and, where `compute.dtype: auto` is another one, that too; on the same tokens, each in a process of its own,
-one after the other; seconds are without the start-up of the libraries.
+one after the other; seconds are without the start-up of the libraries. The singular values of a 3B model alone take most of an
+hour on two cores: `--no-spectra` leaves them out of `statistics`.
 
 `python -m tests.bench.pruning --dtypes --data data` counts instead the mask entries that forward passes in bfloat16 decide other
 than those in float32 do, on the demo's first `--windows` windows at half the weights, and says what that does to the perplexity:
@@ -55,13 +56,17 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("data"), help="the demo's data folder")
     parser.add_argument("--dtypes", action="store_true", help="what of the masks depends on the precision")
     parser.add_argument("--evaluation-windows", type=int, default=8, help="with --dtypes: for the perplexity")
-    parser.add_argument("--methods", nargs="*", default=sorted({method for method, _ in WAYS}))
+    methods, patterns = (sorted(set(names)) for names in zip(*WAYS, strict=True))
+    parser.add_argument("--methods", nargs="*", default=methods, choices=methods)
+    parser.add_argument("--patterns", nargs="*", default=patterns, choices=patterns)
+    parser.add_argument("--no-spectra", action="store_true", help="statistics without singular values")
     wanted = parser.parse_args()
     if wanted.evaluation_windows < 2:
         parser.error("--evaluation-windows: an interval needs at least 2")
     if wanted.dtypes:
         compare_dtypes(wanted.data, wanted.windows, wanted.evaluation_windows, wanted.methods)
         return
+    ways = [(method, pattern) for method, pattern in WAYS if method in wanted.methods and pattern in wanted.patterns]
     start, idle = run_apart(["-c", "import stages.decoder.skeleton"], REPOSITORY)
     print(
         f"start-up {start:.1f} s and {idle / 1e9:.2f} GB, taken off below; sgemm {matrix_rate() / 1e9:.0f} GFLOP/s\n{HEADER}",
@@ -73,13 +78,13 @@ def main() -> None:
             lay_out(root)
             for name in ("model", "tokens.safetensors"):
                 (root / "data" / name).symlink_to((wanted.data / name).resolve())
-            measure(root, "demo", idle, start, wanted.methods)
+            measure(root, "demo", idle, start, ways, not wanted.no_spectra)
     for size in wanted.sizes:
         with tempfile.TemporaryDirectory() as folder:
             root = Path(folder).resolve()
             width, blocks = SHAPES[size]
             make_apart(root, width, blocks, wanted.windows, wanted.length)
-            measure(root, f"{size:g}B", idle, start, wanted.methods)
+            measure(root, f"{size:g}B", idle, start, ways, not wanted.no_spectra)
 
 
 def lay_out(root: Path) -> None:
@@ -91,10 +96,11 @@ def lay_out(root: Path) -> None:
     (root / "data").mkdir()
 
 
-def measure(root: Path, name: str, idle: int, start: float, methods: list[str]) -> None:
+def measure(root: Path, name: str, idle: int, start: float, ways: list[tuple[str, str]], spectra: bool) -> None:
     """Print the rows of one model."""
     yaml = YAML(typ="safe", pure=True)
     params = yaml.load(root / "params.yaml")
+    params["statistics"]["spectra"] = spectra
     work = forward_work(root)
     dtypes = ["float32", *(["auto"] if Compute().resolve_dtype() != torch.float32 else [])]
 
@@ -118,9 +124,7 @@ def measure(root: Path, name: str, idle: int, start: float, methods: list[str]) 
         row = seconds, nothing, nothing, memory, nothing, nothing, work / seconds / matrix_rate()
         print(ROW.format(name, f"statistics {dtype}", *row), flush=True)
     allocate_half(root)
-    for method, pattern in WAYS:
-        if method not in methods:
-            continue
+    for method, pattern in ways:
         params["masking"].update(method=method, pattern=pattern)
         plain, plain_peak = run_apart(["-m", "tests.bench.published", str(root), method, pattern, "0.5"], REPOSITORY)
         plain, plain_peak = plain - start, (plain_peak - idle) / 1e9
