@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline.checking import check_params, unread_keys
+from pipeline.checking import check_params, unread_notes
 from pipeline.console import say
 from pipeline.errors import PalimpsestError
 from pipeline.files import DATA, Files
@@ -34,7 +34,7 @@ def run_stage(name: str, root: Path = Path()) -> None:
     package = name.split("@")[0]
     raw = read_params(root / "params.yaml")
     sections = check_params(raw)
-    for line in unread_keys(package, sections[package]) if package in sections else ():
+    for line in unread_notes(package, sections[package]) if package in sections else ():
         say(line)
     params = stage_params(package, raw, list(node.params))
     inputs, outputs = Files(name, "deps", node.reads, root), Files(name, "outs", node.writes, root)

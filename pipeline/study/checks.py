@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.checking import check_params
+from pipeline.checking import check_params, unread_keys
 from pipeline.graph import Node, edges
-from pipeline.params import ParamsError
+from pipeline.params import ParamsError, Section
 from pipeline.reproduce import descendants
 from pipeline.study.plan import Cell, Plan, StudyError, merged, varied_keys
 
@@ -66,8 +66,11 @@ def check_cells(cells: Sequence[Cell], path: Path, params: Mapping[str, Any]) ->
         seen[key] = cell.name
 
 
-def check_effect(plan: Plan, path: Path, graph: Mapping[str, Node]) -> None:
-    """That a stage which runs reads every key in which cells differ. Raises StudyError naming the first that none does."""
+def check_effect(cells: Sequence[Cell], plan: Plan, path: Path, params: Mapping[str, Any], graph: Mapping[str, Node]) -> None:
+    """That a stage which runs reads every key in which cells differ, with the other settings of one cell at least.
+
+    Raises StudyError naming the first that is read by none, or in none.
+    """
     read = {section for name in needed_stages(plan, graph) for section in graph[name].params}
     given = [("vary", plan.vary), *(("cells", one) for one in plan.cells), ("seeds", plan.seeds)]
     for group, key in ((group, key) for group, keys in given for key in keys):
@@ -78,6 +81,24 @@ def check_effect(plan: Plan, path: Path, graph: Mapping[str, Node]) -> None:
                 f"{path}: {group}.{key}: no stage that runs for {', '.join(plan.stages)} reads '{section}', so it would change "
                 f"nothing; stages that do: {', '.join(readers)}"
             )
+    idle: dict[str, list[str]] = {}  # key -> of each cell that has it, why nothing reads it there; "" where it is read
+    for cell in cells:
+        sections = check_params(merged(params, cell.settings))
+        for key in cell.varied:
+            idle.setdefault(key, []).append(_why_unread(key, sections))
+        if plan.seeds:  # which go together, so that one of them is enough
+            reasons = [_why_unread(key, sections) for key in plan.seeds]
+            idle.setdefault(f"seeds.{', '.join(plan.seeds)}", []).append(reasons[0] if all(reasons) else "")
+    for key, reasons in idle.items():
+        if all(reasons):
+            raise StudyError(f"{path}: {key}: nothing reads it in any cell ({reasons[0]}), so it would change nothing")
+
+
+def _why_unread(key: str, sections: Mapping[str, Section]) -> str:
+    """`allocation.method is uniform` if that is why nothing reads `key`; empty if something does."""
+    name, inner = key.split(".")[:2]
+    by, _ = unread_keys(sections[name]).get(inner, ("", ()))
+    return f"{name}.{by} is {getattr(sections[name], by) or 'empty'}" if by else ""
 
 
 def needed_stages(plan: Plan, graph: Mapping[str, Node]) -> list[str]:

@@ -26,7 +26,7 @@ def read_study(name: str, root: Path = Path()) -> Study:
     """Read and check studies/NAME.yaml against params.yaml and dvc.yaml.
 
     Raises StudyError or ParamsError naming the file and key, for: no such study, an unknown key, an empty grid, two cells
-    alike, an unknown stage, a value that a stage refuses, a key that no stage of the study reads, a file that none writes.
+    alike, an unknown stage, a value that a stage refuses, a key that nothing reads in the study, a file that none writes.
     """
     path = root / FOLDER / f"{name}.yaml"
     plan, graph = _read_plan(path), read_graph(root / "dvc.yaml")
@@ -41,8 +41,9 @@ def read_study(name: str, root: Path = Path()) -> Study:
         for seed in seeds or [{}]:
             number = next(iter(seed.values()), None)
             cells.append(Cell(_name(one, every, number), {**plan.fixed, **one, **seed}, one, number))
-    check_cells(cells, path, read_params(root / "params.yaml"))
-    check_effect(plan, path, graph)
+    params = read_params(root / "params.yaml")
+    check_cells(cells, path, params)
+    check_effect(cells, plan, path, params, graph)
     if len({cell.name for cell in cells}) < len(cells):  # values that read alike as words
         cells = [replace(cell, name=f"{cell.name}-{_digest(cell.settings)}") for cell in cells]
     return Study(name, plan, tuple(cells))

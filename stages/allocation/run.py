@@ -61,8 +61,8 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
 
 def allocate(wish: Wish, parameters: np.ndarray, target: float, faithful: bool) -> np.ndarray:
     """The sparsity of each layer, [layer]: as published, or moved so that the mean over weights is exactly the target."""
-    if target == 0:
-        return np.zeros(len(parameters))
+    if target == 0 or (not faithful and (wish.raw == target).all()):  # nothing to move: 0.5 stays 0.5 to the last bit
+        return np.full(len(parameters), float(target))
     if faithful:
         return np.clip(wish.faithful, 0.0, 1.0)  # the published code can ask for more than there is, and then takes all
     return shift_to_budget(wish.raw, parameters, target, wish.low, wish.high)

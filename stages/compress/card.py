@@ -65,8 +65,9 @@ def _with(method: str, settings: Mapping[str, Any]) -> str:
 
 
 def _masking(allocation: Mapping[str, Any], masking: Mapping[str, Any], sparsity: float) -> str:
+    head = f" Of the output head's, {masking['head']:g} are masked by {masking['method']}." * bool(masking["head"])
     if not sparsity:
-        return "No weights are masked."
+        return f"No weights of the blocks are masked.{head}" if head else "No weights are masked."
     knobs = {"sparsity": allocation["sparsity"], **allocation.get(allocation["method"], {})}
     knobs |= {key: allocation[key] for key in ("granularity", "projection")}
     how = [f"method {masking['method']}", f"pattern {masking['pattern']}", f"comparison {masking['comparison']}"]
@@ -78,7 +79,7 @@ def _masking(allocation: Mapping[str, Any], masking: Mapping[str, Any], sparsity
     whole = f"; the pattern rounds the shares to whole n of {of}, which can make them equal" if rounded else ""
     return (
         f"{sparsity:.4f} of the prunable weights of the blocks that stay are masked ({', '.join(how)}) and stored as zeros; "
-        f"they take as much space and time as before. Shared out by {_with(allocation['method'], knobs)}{whole}."
+        f"they take as much space and time as before. Shared out by {_with(allocation['method'], knobs)}{whole}.{head}"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from pipeline.artifacts import ArtifactError
 from pipeline.tensors import TensorFile
 from stages.decoder.checkpoint import Checkpoint
-from stages.decoder.masks import read_mask
+from stages.decoder.masks import HEAD, mask_name, read_mask
 from stages.decoder.matrices import prunable_matrices
 from stages.decoder.skeleton import Decoder
 
@@ -35,16 +35,27 @@ def recount(
     """
     export = Checkpoint(folder)
     total = 0
-    for new, old in enumerate(kept):
-        for name, keep in on_disk(_masks_as_weights(decoder, new, old, masks, mixed)).items():
+    for what, part in _masks_by_part(decoder, kept, masks, mixed):
+        for name, keep in on_disk(part).items():
             wrong = int(export.read(name)[~keep.bool()].count_nonzero())
             if wrong:
                 raise ArtifactError(
-                    f"{export.shards[name]}: '{name}' (block {old} of the dense model): {wrong} weights that {masks.path} "
+                    f"{export.shards[name]}: '{name}' ({what} of the dense model): {wrong} weights that {masks.path} "
                     "removes are not zero; run: dvc repro --force --single-item compress"
                 )
             total += keep.numel() - int(keep.count_nonzero())
     return total
+
+
+def _masks_by_part(
+    decoder: Decoder, kept: list[int], masks: TensorFile, mixed: set[tuple[int, str]]
+) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """(what it is, the masks in the places of the export's weights) for the head, if it has a mask, and for each block."""
+    if HEAD in masks:
+        shape = tuple(decoder.head_weight.shape)
+        yield HEAD, {f"{decoder.head_path}.weight": read_mask(masks, HEAD, shape).to(torch.uint8)}
+    for new, old in enumerate(kept):
+        yield f"block {old}", _masks_as_weights(decoder, new, old, masks, mixed)
 
 
 def _masks_as_weights(decoder: Decoder, new: int, old: int, masks: TensorFile, mixed: set[tuple[int, str]]) -> dict[str, Tensor]:
@@ -60,5 +71,5 @@ def _masks_as_weights(decoder: Decoder, new: int, old: int, masks: TensorFile, m
             continue
         whole = part[name] if matrix.expert is None else part[name][matrix.expert]
         shape = tuple(matrix.view(block).shape)
-        (whole.T if matrix.transposed else whole).copy_(read_mask(masks, old, matrix.name, shape))
+        (whole.T if matrix.transposed else whole).copy_(read_mask(masks, mask_name(old, matrix.name), shape))
     return part

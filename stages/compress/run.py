@@ -22,7 +22,7 @@ from stages.compress.modeling import MODELING_FILE, ghost_places, ghost_spec, gh
 from stages.compress.recount import recount
 from stages.compress.shards import shard_limit, write_shards
 from stages.decoder.checkpoint import Checkpoint
-from stages.decoder.masks import apply_masks, kept_name
+from stages.decoder.masks import apply_head_mask, apply_masks, kept_name, mask_name
 from stages.decoder.matrices import prunable_matrices
 from stages.decoder.operators import Operator, fold_into, operator_name, read_operators, read_removed, runs_of
 from stages.decoder.skeleton import Decoder, as_stored
@@ -97,7 +97,7 @@ def _sparsity(decoder: Decoder, kept: list[int], masks: TensorFile, mixed: set[t
     for index in kept:
         for matrix in prunable_matrices(decoder.blocks[index]):
             size = matrix.view(decoder.blocks[index]).numel()
-            stay += size if (index, matrix.name) in mixed else int(masks.read(kept_name(index, matrix.name)))
+            stay += size if (index, matrix.name) in mixed else int(masks.read(kept_name(mask_name(index, matrix.name))))
             whole += size
     return 1 - stay / whole if whole else 0.0
 
@@ -145,6 +145,7 @@ def _state(
     block by block."""
     tied = set(getattr(small, "all_tied_weights_keys", None) or {})
     with decoder.trunk(head=True):
+        apply_head_mask(decoder, masks)
         around = {name: value for name, value in decoder.model.state_dict().items() if not name.startswith(decoder.path + ".")}
         yield {name: _in_stored_dtype(decoder, name, value) for name, value in around.items() if name not in tied}
     for new, old in progress(list(enumerate(kept)), "block"):

@@ -2,7 +2,7 @@
 that stay, those too.
 
 Tensors: `blocks.{block}.{matrix}` uint8, the packed mask; `kept.blocks.…` int64 [1], how many bits are set; `weights.blocks.…`
-[out, in], the weights as they are to be, in the dtype of the checkpoint.
+[out, in], the weights as they are to be, in the dtype of the checkpoint. Where the output head was asked for, `head` likewise.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from pipeline.artifacts import ArtifactError, producer
 from pipeline.tensors import TensorFile, check_finite
 from stages.decoder.matrices import prunable_matrices
+from stages.decoder.skeleton import Decoder
+
+HEAD = "head"  # name of the mask of the logits' matrix
 
 
 def mask_name(block: int, matrix: str) -> str:
@@ -22,14 +25,14 @@ def mask_name(block: int, matrix: str) -> str:
     return f"blocks.{block}.{matrix}"
 
 
-def kept_name(block: int, matrix: str) -> str:
+def kept_name(mask: str) -> str:
     """Name of the number of weights that a mask keeps."""
-    return f"kept.{mask_name(block, matrix)}"
+    return f"kept.{mask}"
 
 
-def weight_name(block: int, matrix: str) -> str:
-    """Name of a matrix whose weights were changed."""
-    return f"weights.{mask_name(block, matrix)}"
+def weight_name(mask: str) -> str:
+    """Name of the matrix under a mask, where its weights were changed."""
+    return f"weights.{mask}"
 
 
 def packed_shape(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -47,20 +50,19 @@ def unpack_mask(packed: UInt8[Tensor, "out bytes"], columns: int) -> Bool[Tensor
     return torch.from_numpy(np.unpackbits(packed.numpy(), axis=1, count=columns, bitorder="little")).view(torch.bool)
 
 
-def read_mask(masks: TensorFile, index: int, matrix: str, shape: tuple[int, ...]) -> Bool[Tensor, "out in"]:
-    """The mask of a matrix of `shape` [out, in]: True stays.
+def read_mask(masks: TensorFile, name: str, shape: tuple[int, ...]) -> Bool[Tensor, "out in"]:
+    """The mask `name` of a matrix of `shape` [out, in]: True stays.
 
     Raises ArtifactError naming the file and the mask if it is missing, of another shape, or
     does not keep as many weights as it should.
     """
-    name = mask_name(index, matrix)
     if masks.shape(name) != packed_shape(shape):
         raise ArtifactError(
             f"{masks.path}: '{name}' has shape {masks.shape(name)}, not that of a mask of {tuple(shape)} weights; "
             + producer(masks.path)
         )
     keep = unpack_mask(masks.read(name), shape[1])
-    expected, found = int(masks.read(kept_name(index, matrix))), int(keep.sum())
+    expected, found = int(masks.read(kept_name(name))), int(keep.sum())
     if found != expected:
         raise ArtifactError(f"{masks.path}: '{name}' is damaged: {found} weights stay, not {expected}; {producer(masks.path)}")
     return keep
@@ -72,12 +74,21 @@ def apply_masks(block: nn.Module, masks: TensorFile, index: int) -> None:
     Raises ArtifactError naming the file and the tensor if a mask or a matrix of weights is missing, damaged or of another shape.
     """
     for matrix in prunable_matrices(block):
-        weight, name = matrix.view(block), weight_name(index, matrix.name)
-        keep = read_mask(masks, index, matrix.name, tuple(weight.shape))
-        if name in masks:
-            if masks.shape(name) != tuple(weight.shape):
-                raise ArtifactError(
-                    f"{masks.path}: '{name}' has shape {masks.shape(name)}, not {tuple(weight.shape)}; {producer(masks.path)}"
-                )
-            weight.copy_(check_finite(masks.read(name), f"{masks.path}: '{name}' ({producer(masks.path)})"))
-        weight.masked_fill_(~keep.to(weight.device), 0.0)
+        _apply(masks, mask_name(index, matrix.name), matrix.view(block))
+
+
+def apply_head_mask(decoder: Decoder, masks: TensorFile) -> None:
+    """The same for the logits' matrix, where it was asked for. Needs `decoder.trunk(head=True)`."""
+    if HEAD in masks:
+        _apply(masks, HEAD, decoder.head_weight)
+
+
+def _apply(masks: TensorFile, name: str, weight: Tensor) -> None:
+    keep, mended = read_mask(masks, name, tuple(weight.shape)), weight_name(name)
+    if mended in masks:
+        if masks.shape(mended) != tuple(weight.shape):
+            raise ArtifactError(
+                f"{masks.path}: '{mended}' has shape {masks.shape(mended)}, not {tuple(weight.shape)}; {producer(masks.path)}"
+            )
+        weight.copy_(check_finite(masks.read(mended), f"{masks.path}: '{mended}' ({producer(masks.path)})"))
+    weight.masked_fill_(~keep.to(weight.device), 0.0)

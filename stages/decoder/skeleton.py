@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from accelerate import init_empty_weights
@@ -129,6 +129,29 @@ class Decoder:
         """Channels of the residual stream."""
         return self.checkpoint.config.get_text_config().hidden_size
 
+    @property
+    def head(self) -> nn.Module:
+        """The module that makes the logits. Raises DecoderError if the model has none with a matrix."""
+        head = self.model.get_output_embeddings()
+        if getattr(head, "weight", None) is None:
+            raise DecoderError(f"{self.checkpoint.folder}: {type(self.model).__name__} makes its logits without a matrix")
+        return head
+
+    @property
+    def head_weight(self) -> Tensor:
+        """Its matrix, [vocabulary, channel]; writing to it writes to the parameter."""
+        return cast(nn.Parameter, self.head.weight).data
+
+    @property
+    def head_path(self) -> str:
+        """Its name in the model."""
+        head = self.head
+        return next(name for name, module in self.model.named_modules() if module is head)
+
+    def is_tied(self) -> bool:
+        """Whether the logits' matrix is the embedding too."""
+        return f"{self.head_path}.weight" in (getattr(self.model, "all_tied_weights_keys", None) or {})
+
     def block_bytes(self) -> int:
         """Bytes of the largest block in the dtype of forward passes."""
         return max(sum(p.numel() for p in block.parameters()) for block in self.blocks) * self.dtype.itemsize
@@ -212,6 +235,22 @@ class Decoder:
         """Final stream [window, token, channel] -> logits [window, token, vocabulary]. Needs `trunk(head=True)`."""
         ids = torch.zeros(hidden.shape[:2], dtype=torch.long)
         return self._record(ids, reply=hidden, whole=True)
+
+    def head_inputs(self, hidden: Tensor) -> Tensor:
+        """Final stream [window, token, channel] -> what the logits' matrix multiplies, behind the final norm. Needs `trunk()`."""
+        seen: list[Tensor] = []
+
+        def stop(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            seen.append(args[0])
+            raise _Stopped
+
+        handle = self.head.register_forward_pre_hook(stop)
+        try:
+            with suppress(_Stopped):
+                self.logits(hidden)
+        finally:
+            handle.remove()
+        return seen[0]
 
     def _record(self, ids: Tensor, reply: Tensor | None = None, whole: bool = False) -> Any:
         """Run the model's own forward over recorders. Returns the log, or with `whole` the logits."""

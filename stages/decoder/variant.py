@@ -11,7 +11,7 @@ from torch import nn
 from pipeline.files import Files
 from pipeline.tensors import TensorFile
 from stages.decoder.compute import Compute
-from stages.decoder.masks import apply_masks
+from stages.decoder.masks import apply_head_mask, apply_masks
 from stages.decoder.operators import read_removed
 from stages.decoder.skeleton import Decoder
 
@@ -36,6 +36,14 @@ class Variant:
             if self.masks is not None:
                 apply_masks(block, self.masks, index)
             yield block
+
+    @contextmanager
+    def head(self) -> Iterator[None]:
+        """Final norm and the logits' matrix as the variant has them, for the duration of the context."""
+        with self.decoder.trunk(head=True):
+            if self.masks is not None:
+                apply_head_mask(self.decoder, self.masks)
+            yield
 
 
 def read_variant(inputs: Files, compute: Compute) -> Variant:

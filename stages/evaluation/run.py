@@ -46,7 +46,7 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     with Stream(path.parent, (*ids.shape, decoder.width), decoder.dtype) as stream:
         embed(decoder, ids, stream, compute.batch_tokens)
         zeros, prunable = _push_through(variant, stream, ids, compute.batch_tokens)
-        losses = torch.tensor(list(_window_losses(decoder, stream, ids, scored)), dtype=torch.float64)
+        losses = torch.tensor(list(_window_losses(variant, stream, ids, scored)), dtype=torch.float64)
 
     counts = scored.sum(dim=1)
     weights = counts / counts.double().mean()  # exactly 1 where the windows are alike
@@ -111,11 +111,12 @@ def _push_through(variant: Variant, stream: Stream, ids: Tensor, batch_tokens: i
     return zeros, prunable
 
 
-def _window_losses(decoder: Decoder, stream: Stream, ids: Tensor, scored: Tensor) -> Iterator[float]:
+def _window_losses(variant: Variant, stream: Stream, ids: Tensor, scored: Tensor) -> Iterator[float]:
     """Mean loss in nats of each window over its scored tokens."""
+    decoder = variant.decoder
     vocabulary = decoder.checkpoint.config.get_text_config().vocab_size
     step = max(1, LOGIT_BYTES // (vocabulary * 4))
-    with decoder.trunk(head=True):
+    with variant.head():
         for window in progress(range(len(ids)), "window"):
             chosen = scored[window, 1:]
             hidden = stream.read(window, window + 1)[:, :-1][:, chosen].to(decoder.device)

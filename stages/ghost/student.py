@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from pipeline.errors import PalimpsestError
 from pipeline.tensors import TensorFile
-from stages.decoder.masks import apply_masks, kept_name, weight_name
+from stages.decoder.masks import apply_masks, kept_name, mask_name, weight_name
 from stages.decoder.matrices import Matrix, prunable_matrices
 from stages.decoder.operators import Operator, fold_into
 from stages.decoder.skeleton import Decoder
@@ -150,7 +150,8 @@ def first_masked(masks: TensorFile, decoder: Decoder, last: int) -> int:
     """The first block below `last` whose weights the masks change; `last` if there is none."""
     for index in range(last):
         for matrix in prunable_matrices(decoder.blocks[index]):
-            whole = int(masks.read(kept_name(index, matrix.name))) == matrix.view(decoder.blocks[index]).numel()
-            if not whole or weight_name(index, matrix.name) in masks:
+            name = mask_name(index, matrix.name)
+            whole = int(masks.read(kept_name(name))) == matrix.view(decoder.blocks[index]).numel()
+            if not whole or weight_name(name) in masks:
                 return index
     return last

@@ -41,6 +41,7 @@ class Masking(Section):
     activations: Literal["pruned", "tape"] = "pruned"  # inputs seen behind the pruned blocks, or in the dense model
     expert_tokens: int = Field(default=1, ge=1)
     sparsegpt: SparseGpt = SparseGpt()
+    head: float = Field(default=0.0, ge=0, lt=1)  # share of the output head's weights; the allocation is of the blocks alone
 
     @property
     def group(self) -> tuple[int, int] | None:
@@ -68,6 +69,8 @@ class Masking(Section):
         n, m = self.group
         if n >= m:
             raise ValueError(f"pattern = '{self.pattern}' removes {n} of every {m} inputs; allowed: n:m with n below m")
+        if self.head and abs(self.head - n / m) > 1e-6:
+            raise ValueError(f"head = {self.head:g}: pattern '{self.pattern}' removes {n / m:g}; allowed: 0 or {n / m:g}")
         if self.comparison != "published":
             raise ValueError(f"comparison: pattern '{self.pattern}' compares within {m} inputs of a row; allowed: published")
         if self.method == "wanda_variant":

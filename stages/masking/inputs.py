@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from stages.decoder.masks import HEAD
 from stages.decoder.matrices import Matrix, Shared, watch
 from stages.decoder.skeleton import Decoder
 from stages.decoder.stream import Stream, finite_or_stop, read_batches
@@ -56,12 +57,16 @@ class Collector:
         self._shared.let_go()
         result = []
         for owner, members in groups.items():
-            sums = self._sums.pop(owner, None)
-            if sums is not None and sums.gram is not None:
-                sums.gram = mirrored(sums.gram)
-                sums.squares = sums.gram.diagonal().clone()
-            result.append((members, sums))
+            result.append((members, self.sums(owner) if owner in self._sums else None))
         return result
+
+    def sums(self, name: str) -> Inputs:
+        """What was seen under `name`, which is handed out, not kept."""
+        sums = self._sums.pop(name)
+        if sums.gram is not None:
+            sums.gram = mirrored(sums.gram)
+            sums.squares = sums.gram.diagonal().clone()
+        return sums
 
 
 def add_gram(gram: Float[Tensor, "in in"], x: Float[Tensor, "token in"]) -> None:
@@ -76,6 +81,15 @@ def mirrored(gram: Float[Tensor, "in in"]) -> Float[Tensor, "in in"]:
     whole = gram.tril()
     whole += whole.tril(-1).T
     return whole
+
+
+def collect_head(decoder: Decoder, stream: Stream, batch_tokens: int, grams: bool) -> Inputs:
+    """What the logits' matrix is multiplied with, added up over a stream that leaves the last block; `grams` as for `collect`."""
+    collector = Collector(grams)
+    with decoder.trunk():
+        for _, _, hidden in read_batches(stream, batch_tokens, decoder.device):
+            collector.see(HEAD, decoder.head_inputs(hidden))
+    return collector.sums(HEAD)
 
 
 def collect(

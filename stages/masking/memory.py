@@ -46,6 +46,7 @@ def say_plan(
     file: TensorWriter,
     streams: bool,
     grams: bool,
+    head: bool,
 ) -> None:
     """Say what memory and disk the stage will need; stop if they are not there.
 
@@ -55,9 +56,12 @@ def say_plan(
         file: the masks, not yet written.
         streams: the calibration tokens go through the masked blocks.
         grams: whole Grams are collected, not squares alone.
+        head: the logits' matrix is pruned too.
     """
     batch_bytes = min(batch_tokens, tokens) * decoder.width * decoder.dtype.itemsize
     block_bytes = 3 * source.block_bytes() + (decoder.block_bytes() if streams and source is not decoder else 0)
+    if head:  # beside what surrounds the blocks: its magnitudes, scores and new weights in float32
+        block_bytes = max(block_bytes, source.trunk_bytes() + 4 * 4 * source.head_weight.numel())
     plan(
         memory=block_bytes + 16 * batch_bytes + (gram_bytes(sizes) if grams else 0),
         disk=file.bytes + (tokens * decoder.width * decoder.dtype.itemsize if streams else 0),

@@ -7,10 +7,9 @@ import pandas as pd
 from pipeline.console import say
 from stages.masking import Masking
 from stages.masking.budget import Budget
+from stages.masking.methods import NEEDS_GRAMS
 from stages.masking.shares import Key, Shares, rounding_note
 from stages.masking.wanda_variant import TOLERANCE as VARIANT_TOLERANCE
-
-NEEDS_GRAMS = {"sparsegpt"}  # methods that do, and that change the weights which stay
 
 
 def _few_tokens_note(sizes: dict[Key, tuple[int, int]], tokens: int, wanted: Masking) -> str | None:

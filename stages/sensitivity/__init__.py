@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field
 
@@ -12,6 +12,8 @@ from stages.decoder.compute import Compute
 
 class Sensitivity(Section):
     """What is measured of each block pruned alone, and on what."""
+
+    OFF_WHEN: ClassVar = ("method", "none")
 
     method: Literal["none", "loss", "kl"] = "kl"  # on few tokens the divergence is many times less noisy than the loss
     sparsity: float = Field(default=0.5, gt=0, lt=1)

@@ -24,6 +24,7 @@ class Training(Text, LowBit):
     """What is trained, on what, for how long; `grid` and `matrices` say which weights are of few bits."""
 
     KEY: ClassVar[str] = "training"
+    OFF_WHEN: ClassVar = ("method", "none")
 
     method: Literal["none", "llama", "gpt2"] = "none"
     vocabulary: int = Field(default=2048, ge=SMALLEST_VOCABULARY)  # of a byte-level BPE trained on the training text

@@ -22,6 +22,7 @@ FORMS = "direct, all_last, first_last, prefix_M, stages_G, skip_K, without_B (a 
 class Yes(LowBit):
     """Which references are fitted, on what, how, and what stands beside them; on the grid that the model's weights lie on."""
 
+    OFF_WHEN: ClassVar = ("maps", "none")
     READ_WHEN: ClassVar = {"pretrained": ("initial", ("pretrained",))}
 
     maps: Literal["none", "staircases", "families"] | list[str] = "none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -14,6 +14,8 @@ from stages.zeroshot.packaged import PACKAGED
 
 class Zeroshot(Section):
     """Which tasks, where their examples come from, and how many are scored."""
+
+    OFF_WHEN: ClassVar = ("tasks", [])
 
     tasks: list[str] = []  # lm-eval's names, or those of definitions of your own; none: the stage does nothing
     source: Literal["demo", "files", "hub"] = "demo"

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from pipeline.console import plan, progress
-from stages.decoder.skeleton import Decoder
 from stages.decoder.stream import Stream, advance, batches, finite_or_stop
 from stages.decoder.variant import Variant
 
@@ -73,7 +72,7 @@ def loglikelihoods(
             with variant.block(index):
                 for bucket, stream, most in zip(buckets, streams, tokens, strict=True):
                     advance(decoder, index, stream, most, bucket.ids)
-        return _read_off(decoder, requests, buckets, streams, longest)
+        return _read_off(variant, requests, buckets, streams, longest)
 
 
 def pack(requests: Sequence[Request], longest: int) -> list[Bucket]:
@@ -99,12 +98,13 @@ def _filled(length: int) -> int:
 
 
 def _read_off(
-    decoder: Decoder, requests: Sequence[Request], buckets: Sequence[Bucket], streams: Sequence[Stream], longest: int
+    variant: Variant, requests: Sequence[Request], buckets: Sequence[Bucket], streams: Sequence[Stream], longest: int
 ) -> list[tuple[float, bool]]:
+    decoder = variant.decoder
     vocabulary = decoder.checkpoint.config.get_text_config().vocab_size
     step = min(longest, max(1, LOGIT_BYTES // (vocabulary * 4)))
     found: list[tuple[float, bool]] = [(0.0, False)] * len(requests)
-    with decoder.trunk(head=True):
+    with variant.head():
         for group in progress(list(_groups(requests, buckets, step)), "answers"):
             hidden = [
                 streams[place].read(row, row + 1)[0, end - len(requests[index].continuation) : end]

@@ -108,7 +108,7 @@ def _first_fault(config: dict[str, Any], given: datasets.Dataset, error: Excepti
     others = datasets.DatasetDict({SPLIT: given.select(range(1, len(given)))})
     try:
         task = ConfigurableTask(config={**config, "custom_dataset": lambda **_: others})
-    except Exception:
+    except Exception:  # whatever it is, the first row's fault is what is told
         return f"{reason(error)}; nor is the next one: are these the columns that the definition reads?"
     return _problem(task, given[0]) or reason(error)
 

@@ -71,7 +71,7 @@ def _project(root: Path, data: Path) -> Path:
         for matrix in prunable_matrices(block):
             keep = torch.ones(matrix.view(block).shape, dtype=torch.bool)
             masks[mask_name(index, matrix.name)] = pack_mask(keep)
-            masks[kept_name(index, matrix.name)] = torch.tensor(keep.numel())
+            masks[kept_name(mask_name(index, matrix.name))] = torch.tensor(keep.numel())
     write_tensors(root / "data/masks.safetensors", masks)
     return root
 

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 import pytest
 
-from pipeline.checking import check_params, unread_keys
+from pipeline.checking import check_params, unread_notes
 from pipeline.params import ParamsError, read_params, section_models
 from pipeline.study.plan import merged
 from tests.toy import REPOSITORY
@@ -86,11 +86,18 @@ def test_all_that_is_wrong_is_listed() -> None:
         ({"allocation__method": "owl", "allocation__pals__slope": 0.1}, "allocation.pals"),
         ({"tokens__custom__stride": 256}, "tokens.custom"),
         ({"training__revision": "v1"}, "training.revision"),
+        ({"training__width": 64}, "training.width"),
+        ({"training__width": 64, "training__method": "llama"}, ""),
+        ({"sensitivity__windows": 2, "sensitivity__method": "none"}, "sensitivity.windows"),
+        ({"zeroshot__shots": 5}, "zeroshot.shots"),
+        ({"zeroshot__shots": 5, "zeroshot__tasks": ["arc_easy"]}, ""),
+        ({"yes__steps": 5}, "yes.steps"),
+        ({"yes__steps": 5, "yes__maps": "direct"}, ""),
         ({}, ""),
     ],
 )
 def test_a_key_that_was_changed_and_that_nothing_reads_is_said(settings: dict[str, Any], key: str) -> None:
-    lines = [line for name, section in check_params(changed(**settings)).items() for line in unread_keys(name, section)]
+    lines = [line for name, section in check_params(changed(**settings)).items() for line in unread_notes(name, section)]
     assert [line.split()[1] for line in lines] == ([key] if key else [])
 
 
@@ -100,3 +107,5 @@ def test_what_decides_whether_a_key_is_read_is_there() -> None:
             assert key in model.model_fields, f"{name}.{key}"
             known = get_args(model.model_fields[by].annotation)
             assert by == "pattern" or (set(values) < set(known) and values), f"{name}.{key}: {by} in {values}"
+        by, off = getattr(model, "OFF_WHEN", ("", None))
+        assert not by or model.model_fields[by].get_default() == off or name == "sensitivity", f"{name}: {by} is {off}"

@@ -98,6 +98,15 @@ def test_cells_are_every_combination_with_every_seed(tmp_path: Path) -> None:
         ({"result": "masks.csv"}, ("result", "JSON file data/masks.csv", "name one that they write: evaluation/masked.json")),
         ({"vary": {"ghost.method": ["none"]}, "baseline": None}, ("vary.ghost.method", "evaluation@masked", "do: ghost, report")),
         ({"cells": [{"removal.count": 1}]}, ("cells.removal.count", "reads 'removal'", "change nothing")),
+        (
+            {"vary": {"allocation.pals.slope": [0.1, 0.2]}, "baseline": None},
+            ("allocation.pals.slope", "allocation.method is uniform"),
+        ),
+        (
+            {"vary": {"masking.sparsegpt.block": [64, 32]}, "baseline": None},
+            ("masking.sparsegpt.block", "masking.method is wanda"),
+        ),
+        ({"seeds": {"allocation.random.seed": [0, 1]}}, ("allocation.random.seed", "nothing reads it in any cell")),
         ({"seeds": {"yes.seed": [0, 1]}}, ("seeds.yes.seed", "reads 'yes'", "stages that do: yes, report")),
     ],
 )
@@ -154,7 +163,13 @@ def test_the_studies_that_come_along_can_be_run(name: str) -> None:
 
 def test_values_that_read_alike_get_names_of_their_own(tmp_path: Path) -> None:
     asked = {"stages": ["evaluation@removed"], "result": "evaluation/removed.json", "baseline": None, "seeds": None}
-    root = project(tmp_path, vary={"removal.blocks": [[1, 2], [12]]}, cells=[{"removal.blocks": [1, -2]}], **asked)
+    root = project(
+        tmp_path,
+        vary={"removal.blocks": [[1, 2], [12]]},
+        cells=[{"removal.blocks": [1, -2]}],
+        fixed={"removal.method": "list"},
+        **asked,
+    )
     assert len({cell.name for cell in read_study("one", root).cells}) == 3
 
 

@@ -15,8 +15,9 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.errors import PalimpsestError
 from pipeline.tensors import TensorFile, write_tensors
-from stages.decoder.masks import apply_masks, read_mask
+from stages.decoder.masks import HEAD, apply_masks, mask_name, read_mask
 from stages.masking.memory import gram_bytes
+from stages.masking.methods import METHODS
 from tests.models import FAMILIES, _config
 from tests.plain import blocks_of, matrix_inputs, matrix_of, plain_losses, plain_variant, read_masks, relative_gap
 from tests.project import Project
@@ -46,6 +47,16 @@ def plain_masks(
         for name in names:
             matrix_of(block, name).copy_(pruned[index, name])
     return masks, pruned
+
+
+def pruned_model(project: Project, path: Path) -> Any:
+    """The whole, plain model with the blocks that a file of masks makes."""
+    twin = plain_variant(project.model, masks=read_masks(path, project.model))
+    for key, value in load_file(path).items():
+        if key.startswith("weights.blocks."):
+            _, _, block, name = key.split(".", 3)
+            matrix_of(blocks_of(twin)[int(block)], name).copy_(value)
+    return twin
 
 
 def assert_equal(found: Masks, expected: Masks) -> None:
@@ -135,7 +146,7 @@ def test_a_checkpoint_in_half_precision_gets_weights_in_its_own_dtype(copied: Fi
     save_file(half, folder, metadata={"format": "pt"})
     path = project.run("masking", compute={"dtype": "float16"}, masking={"method": "sparsegpt"})
     new = load_file(path)["weights.blocks.0.self_attn.q_proj"]
-    keep = read_mask(TensorFile(path), 0, "self_attn.q_proj", tuple(new.shape))
+    keep = read_mask(TensorFile(path), mask_name(0, "self_attn.q_proj"), tuple(new.shape))
     old = half["model.layers.0.self_attn.q_proj.weight"]
     assert new.dtype == torch.bfloat16 and torch.equal(new[:, 0], old[:, 0] * keep[:, 0])
 
@@ -408,12 +419,7 @@ def test_mended_weights_are_what_is_evaluated_and_exported(copied: Finished) -> 
     project = copied("llama")
     project.run("removal", removal={"method": "none"})
     path = project.run("masking", masking={"method": "sparsegpt"})
-    twin = plain_variant(project.model)
-    for key, value in load_file(path).items():
-        if key.startswith("weights."):
-            _, _, block, name = key.split(".", 3)
-            matrix_of(blocks_of(twin)[int(block)], name).copy_(value)
-    losses = plain_losses(twin, load_file(project.data / "tokens.safetensors")["evaluation"])
+    losses = plain_losses(pruned_model(project, path), load_file(project.data / "tokens.safetensors")["evaluation"])
     for stage in ("ghost", "compress", "evaluation@masked", "evaluation@compressed"):
         project.run(stage)
     for variant in ("masked", "compressed"):
@@ -449,3 +455,63 @@ def test_the_same_bytes_twice(copied: Finished) -> None:
     project = copied("gpt2")
     first, second = (project.run("masking", masking={"method": "sparsegpt"}).read_bytes() for _ in range(2))
     assert first == second
+
+
+@pytest.mark.parametrize(
+    "way", [*({"method": one} for one in METHODS), {"method": "wanda", "pattern": "2:4"}, {"activations": "tape"}]
+)
+def test_the_head_is_pruned_where_asked(way: dict[str, Any], copied: Finished) -> None:
+    """As any other matrix: by the inputs it has behind the pruned blocks and the final norm, or in the dense model."""
+    project = copied("llama")
+    group = (2, 4) if "pattern" in way else None
+    share, tape = 0.5 if group else 0.37, way.get("activations") == "tape"
+    path = project.run("masking", masking={**MASKING, "method": "wanda", **way, "head": share})
+    assert len(pd.read_csv(project.data / "masks.csv")) == len(read_masks(path, project.model)), "the table is of the blocks"
+    before = copy.deepcopy(project.model) if tape else pruned_model(project, path)
+    ids = load_file(project.data / "tokens.safetensors")["calibration"]
+    seen: list[torch.Tensor] = []
+    with torch.no_grad(), before.lm_head.register_forward_pre_hook(lambda _, args: seen.append(args[0])):
+        before(ids.long())
+    weight, method = project.model.lm_head.weight.data, way.get("method", "wanda")
+    comparison = {"magnitude": "layer", "wanda": "row"}.get(method, "")
+    gone, pruned = prune_matrix(
+        weight, seen[0].reshape(-1, weight.shape[1]), len(ids), method, share, exact=True, group=group, comparison=comparison
+    )
+    assert torch.equal(read_mask(TensorFile(path), HEAD, tuple(weight.shape)), ~gone)
+
+    masked = json.loads(project.run("evaluation@masked").read_text())
+    after = pruned_model(project, path)
+    after.lm_head.weight.data.copy_(pruned)
+    evaluated = load_file(project.data / "tokens.safetensors")["evaluation"]
+    assert masked["windows"] == pytest.approx(plain_losses(after, evaluated), rel=1e-5)
+    project.run("removal", removal={"method": "none"})
+    project.run("ghost")
+    exported = load_file(project.run("compress") / "model.safetensors")["lm_head.weight"]
+    assert torch.equal(exported == 0, gone | (weight == 0)) and relative_gap(exported, pruned) < 3e-5
+    assert f"Of the output head's, {share:g} are masked" in (project.data / "compressed" / "README.md").read_text()
+
+
+def test_a_head_alone(copied: Finished) -> None:
+    project = copied("llama")
+    project.run("allocation", allocation={"sparsity": 0.0})
+    path = project.run("masking", masking={"head": 0.25})
+    assert all(keep.all() for keep in read_masks(path, project.model).values())
+    weight = project.model.lm_head.weight
+    assert int(read_mask(TensorFile(path), HEAD, tuple(weight.shape)).sum()) == weight.numel() * 3 // 4
+
+
+@pytest.mark.parametrize(
+    ("family", "masking", "message"),
+    [
+        ("gpt2", {"head": 0.5}, r"masking\.head = 0\.5: this model's output head is its embedding too"),
+        ("llama", {"head": 0.4, "pattern": "2:4"}, r"head = 0\.4: pattern '2:4' removes 0\.5; allowed: 0 or 0\.5"),
+        ("llama", {"head": 1.0}, r"masking\.head = 1\.0: should be less than 1"),
+        ("llama", {"head": float("nan")}, r"masking\.head"),
+    ],
+)
+def test_a_head_that_cannot_be_pruned_is_refused(family: str, masking: dict[str, Any], message: str, copied: Finished) -> None:
+    project = copied(family)
+    (project.data / "masks.safetensors").unlink()
+    with pytest.raises(PalimpsestError, match=message):
+        project.run("masking", masking=masking)
+    assert not list(project.data.glob("*masks.safetensors*"))

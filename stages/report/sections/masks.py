@@ -35,6 +35,7 @@ def masks(results: Results, params: dict[str, Any]) -> Part:
             f"least ({percent(means[low])}) and {labels[high]} most ({percent(means[high])})."
         )
     readings += _exceptions(results, wanted) if asked else []
+    readings += [f"{percent(wanted['head'])} of the output head's weights are masked as well."] if wanted["head"] else []
     pattern = "" if wanted["pattern"] == "unstructured" else f", {wanted['pattern']} along the inputs"
     seen = {"pruned": "behind the blocks already pruned", "tape": "in the dense model"}[wanted["activations"]]
     inputs = "" if wanted["method"] == "magnitude" else f" Inputs {seen}, over {calibration(params)}."

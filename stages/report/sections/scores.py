@@ -23,7 +23,7 @@ def score_name(params: dict[str, Any]) -> str:
         "pals": lambda: f"{knobs['percentile']:g}% of |activations| lie below, {_pals_place(knobs)}",
         "owl": lambda: f"Outliers: % of scores above {knobs['multiple']:g} times their mean",
         "dlp": lambda: f"{knobs['reducer'].capitalize()} of the scores |W|·‖x‖",
-        "alphapruning": lambda: f"Tail exponent α of the weights' spectra ({_alpha_column(knobs)[6:].replace('_', ', ')})",
+        "alphapruning": lambda: f"Tail exponent α of the weights' spectra ({', '.join(_alpha_fit(knobs))})",
         "gradient": lambda: "Mean |∂L/∂W|" if knobs["kind"] == "gradient" else "Mean |W · ∂L/∂W|",
         "measured": lambda: f"{RISES.get(params['sensitivity']['method'], 'Rise')} with one block pruned alone, nats",
         "random": lambda: "Random numbers",
@@ -91,9 +91,14 @@ def _pals_place(knobs: dict[str, Any]) -> str:
 
 
 def _alpha_column(knobs: dict[str, Any]) -> str:
-    """The column of importance.csv: only a tail that is scanned for the peak has a corrected window."""
+    """The column of importance.csv."""
+    return "_".join(["alpha", *_alpha_fit(knobs)])
+
+
+def _alpha_fit(knobs: dict[str, Any]) -> list[str]:
+    """What the tail was fitted by; only one that is scanned for the peak has a corrected window."""
     corrected = knobs["fit"] == "peak" and knobs["window"] == "corrected"
-    return f"alpha_{knobs['fit']}{'_corrected' if corrected else ''}"
+    return [knobs["fit"], *["corrected"] * corrected]
 
 
 def _whole_blocks(importance: Columns) -> Columns:
