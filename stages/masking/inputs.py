@@ -41,7 +41,8 @@ class Collector:
         flat = x.reshape(-1, x.shape[-1]).float()
         if name not in self._sums:
             zeros = lambda *shape: torch.zeros(*shape, dtype=torch.float64, device=x.device)  # noqa: E731
-            self._sums[name] = Inputs(0, zeros(flat.shape[1]), zeros(flat.shape[1], flat.shape[1]) if self._grams else None)
+            with torch.inference_mode(False):  # the passes run in that mode, the work on their sums outside of it
+                self._sums[name] = Inputs(0, zeros(flat.shape[1]), zeros(flat.shape[1], flat.shape[1]) if self._grams else None)
         sums = self._sums[name]
         sums.tokens += len(flat)
         if sums.gram is not None:
@@ -77,10 +78,13 @@ def add_gram(gram: Float[Tensor, "in in"], x: Float[Tensor, "token in"]) -> None
 
 
 def mirrored(gram: Float[Tensor, "in in"]) -> Float[Tensor, "in in"]:
-    """The symmetric matrix with the lower triangle of `gram`."""
-    whole = gram.tril()
-    whole += whole.tril(-1).T
-    return whole
+    """`gram`, its upper triangle filled in from the lower one, in place."""
+    for start in range(0, len(gram), TILE):
+        stop = min(start + TILE, len(gram))
+        tile = gram[start:stop, start:stop]
+        tile.copy_(tile.tril() + tile.tril(-1).T)
+        gram[start:stop, stop:] = gram[stop:, start:stop].T
+    return gram
 
 
 def collect_head(decoder: Decoder, stream: Stream, batch_tokens: int, grams: bool) -> Inputs:

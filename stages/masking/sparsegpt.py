@@ -19,6 +19,7 @@ from stages.decoder.selection import keep_groups
 from stages.masking.budget import Budget, Pruned, keep_pooled
 
 LARGEST_DAMPING = 1.0  # of the mean diagonal
+CHUNK = 1 << 20  # entries moved at once
 INNER = 16  # columns whose updates are applied one by one; the rest of a block gets theirs as one product
 
 
@@ -39,7 +40,7 @@ def sparsegpt(
 
     Args:
         weights: the matrices, [out, in] each.
-        gram: XᵀX over the calibration tokens, float64.
+        gram: XᵀX over the calibration tokens, float64; left as it is.
         windows: calibration windows, over which the published code averages.
         budgets: one per matrix.
         damping: added to H's diagonal, relative to its mean; raised tenfold, up to 1, while the factorisation fails.
@@ -49,10 +50,11 @@ def sparsegpt(
     Raises:
         HopelessHessian: no damping up to 1 makes H positive definite; names `what` and the condition number.
     """
-    hessian = gram * (2 / windows)
-    dead = hessian.diagonal() == 0
-    hessian.diagonal()[dead] = 1
-    factor, used = inverse_factor(hessian, damping, what)
+    diagonal = gram.diagonal()
+    dead = diagonal == 0
+    diagonal[dead] = windows / 2  # what is 1 in the published H = 2 XᵀX / windows; H's scale cancels in all that follows
+    factor, used = inverse_factor(gram, damping, what)
+    diagonal[dead] = 0
     factor = factor.float()
     stacked = torch.cat([weight.float() for weight in weights]).T.contiguous()
     stacked[dead] = 0
@@ -117,7 +119,8 @@ def eliminate(
 def inverse_factor(hessian: Float[Tensor, "in in"], damping: float, what: str) -> tuple[Float[Tensor, "in in"], float]:
     """Upper triangular R with RᵀR = (H + λ mean(diag H) I)⁻¹, and the λ used.
 
-    Factored from the last row up, H = U Uᵀ with U upper triangular, R is U⁻¹: one factorisation and one triangular inverse.
+    Factored from the last row up, H = U Uᵀ with U upper triangular, R is U⁻¹: one factorisation and one triangular inverse of H
+    turned round, in the memory that R is returned in. H itself is left as it is, for another try with more damping.
 
     Raises:
         HopelessHessian: no λ up to 1 makes it positive definite; names `what` and the condition number.
@@ -127,11 +130,12 @@ def inverse_factor(hessian: Float[Tensor, "in in"], damping: float, what: str) -
     mean = float(hessian.diagonal().mean())
     used = damping
     while True:
-        damped = hessian.clone()
+        damped = hessian.flip(0, 1)
         damped.diagonal().add_(used * mean)
-        lower, info = torch.linalg.cholesky_ex(damped.flip(0, 1))
-        if int(info) == 0 and bool(torch.isfinite(lower.sum())):
-            return _inverse_of_upper(lower.flip(0, 1)), used
+        if _to_inverse_factor(damped):
+            _reverse(damped.view(-1))
+            return damped, used
+        del damped
         if used * 10 > LARGEST_DAMPING * (1 + 1e-9):
             values = torch.linalg.eigvalsh(hessian)
             low, high = float(values[0]), float(values[-1])
@@ -143,11 +147,29 @@ def inverse_factor(hessian: Float[Tensor, "in in"], damping: float, what: str) -
         used *= 10
 
 
-def _inverse_of_upper(upper: Float[Tensor, "in in"]) -> Float[Tensor, "in in"]:
-    """By LAPACK's trtri where it can be had, a third of the work of solving for the identity."""
-    if upper.device.type == "cpu":
-        array = upper.numpy()
-        (trtri,) = get_lapack_funcs(("trtri",), (array,))
-        return torch.from_numpy(trtri(array)[0])
-    identity = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
-    return torch.linalg.solve_triangular(upper, identity, upper=True)
+def _to_inverse_factor(matrix: Float[Tensor, "in in"]) -> bool:
+    """L Lᵀ becomes L⁻¹ in place; False if it is not positive definite. On the CPU without a second matrix of that size."""
+    if matrix.device.type == "cpu":
+        array = matrix.numpy().T  # LAPACK's view of the same memory, in which lower is upper
+        potrf, trtri = get_lapack_funcs(("potrf", "trtri"), (array,))
+        _, info = potrf(array, lower=False, clean=True, overwrite_a=True)
+        if info or not torch.isfinite(matrix.sum()):
+            return False
+        trtri(array, lower=False, overwrite_c=True)
+        return True
+    lower, info = torch.linalg.cholesky_ex(matrix)
+    if int(info) or not torch.isfinite(lower.sum()):
+        return False
+    identity = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
+    matrix.copy_(torch.linalg.solve_triangular(lower, identity, upper=False))
+    return True
+
+
+def _reverse(flat: Float[Tensor, " entry"]) -> None:
+    """Turn a tensor round in place: of a matrix laid out in rows, both axes."""
+    for start in range(0, len(flat) // 2, CHUNK):
+        stop = min(start + CHUNK, len(flat) // 2)
+        front, back = flat[start:stop], flat[len(flat) - stop : len(flat) - start]
+        kept = front.flip(0)
+        front.copy_(back.flip(0))
+        back.copy_(kept)
