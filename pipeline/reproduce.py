@@ -33,6 +33,9 @@ _NOISE = re.compile(
     r"|WARNING: No file hash info|Reproducing experiment|Ran experiment|To apply the results of an experiment|\tdvc exp apply"
 )
 
+_NAME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)  # what Hydra takes for text in the place of a mapping's key
+_WORDS = {"true", "false", "null", "nan", "inf"}  # but for these
+
 CORPUS = "data/corpus"
 FETCHED = "data/demo"  # archives that stages keep, so as not to fetch them again
 OWN = (CORPUS, "data/tasks")  # the user's own files, which git does not bring along
@@ -122,7 +125,15 @@ def ask_dvc(arguments: list[str], root: Path = Path()) -> str:
 
 
 def overrides(key: str, value: object) -> list[str]:
-    """What `dvc exp run --set-param` takes to give `key` this value; a mapping would else join the one that is there."""
+    """What `dvc exp run --set-param` takes to give `key` this value; a mapping would else join the one that is there.
+
+    Raises PalimpsestError naming a key inside a mapping that DVC would read as something else.
+    """
+    odd = next(_odd_names(value), None)
+    if odd is not None:
+        raise PalimpsestError(
+            f"{key}: {odd!r} as a name in a mapping cannot be handed to DVC; allowed: a letter, then letters, digits, _ . -"
+        )
     return [f"{key}=null"] * isinstance(value, dict) + [f"{key}={_hydra(value)}"]
 
 
@@ -130,12 +141,20 @@ def _hydra(value: object) -> str:
     """A value in the grammar of `dvc exp run --set-param`, Hydra's: a backslash counts before a quote and at the end alone."""
     if isinstance(value, str):
         quoted = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + "\\'" * bool(found[2]), value)
-        return "'" + quoted.replace("${", "\\${") + "'"
+        return "'" + re.sub(r"(\\*)\$\{", lambda found: found[1] * 2 + "\\${", quoted) + "'"
     if isinstance(value, list):
         return f"[{','.join(map(_hydra, value))}]"
     if isinstance(value, dict):
         return f"{{{','.join(f'{key}:{_hydra(inner)}' for key, inner in value.items())}}}"
     return json.dumps(value)
+
+
+def _odd_names(value: object) -> Iterator[object]:
+    """The names of mappings, at any depth, that Hydra's grammar does not take as text."""
+    if isinstance(value, dict):
+        yield from (name for name in value if not _NAME.fullmatch(str(name)) or str(name).lower() in _WORDS)
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _odd_names(inner)
 
 
 def _follow(arguments: list[str], say: Say, root: Path, environment: dict[str, str] | None) -> dict[str, Outcome]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.checking import check_params, unread_keys
+from pipeline.errors import PalimpsestError
 from pipeline.graph import Node, edges
 from pipeline.params import ParamsError, Section
-from pipeline.reproduce import descendants
+from pipeline.reproduce import descendants, overrides
 from pipeline.study.plan import Cell, Plan, StudyError, merged, varied_keys
 
 TABLE = ("cell", "seed", "contract", "low", "high", "error")  # columns that results.py writes
@@ -60,6 +61,11 @@ def check_cells(cells: Sequence[Cell], path: Path, params: Mapping[str, Any]) ->
             check_params(whole, source=f"{path}: cell {cell.name}")
         except ParamsError as error:
             raise StudyError(str(error)) from None
+        try:
+            for key, value in cell.settings.items():
+                overrides(key, value)
+        except PalimpsestError as error:
+            raise StudyError(f"{path}: cell {cell.name}: {error}") from None
         key = str(json.loads(json.dumps(whole, sort_keys=True, default=str), parse_int=float))  # 0 is 0.0
         if key in seen:
             raise StudyError(f"{path}: the cells {seen[key]} and {cell.name} are the same")

@@ -17,6 +17,7 @@ def model_card(
     allocation: Mapping[str, Any],
     masking: Mapping[str, Any],
     sparsity: float,
+    of_head: float,
     metadata: Mapping[str, Any],
     operators: Mapping[tuple[int, int], Operator],
 ) -> str:
@@ -29,6 +30,7 @@ def model_card(
         allocation: section `allocation` of params.yaml.
         masking: section `masking` of params.yaml.
         sparsity: share of the prunable weights, in the blocks that stay, that are masked.
+        of_head: share of the output head's weights that are.
         metadata: of ghost.safetensors.
         operators: by the runs they stand for.
     """
@@ -42,7 +44,7 @@ def model_card(
         "",
         f"- Removed blocks (indices of the dense model, from 0): {', '.join(map(str, removed)) or 'none'}"
         + (f", chosen by {_with(chosen['method'], chosen.get('settings', {}))}." if removed else "."),
-        f"- {_masking(allocation, masking, sparsity)}",
+        f"- {_masking(allocation, masking, sparsity, of_head)}",
         f"- Ghost operators: {', '.join(f'for {spell(*run)}' for run in operators) or 'none'}.",
         *_operators(metadata, operators),
         "",
@@ -64,8 +66,8 @@ def _with(method: str, settings: Mapping[str, Any]) -> str:
     return f"{method} ({said})" if said else method
 
 
-def _masking(allocation: Mapping[str, Any], masking: Mapping[str, Any], sparsity: float) -> str:
-    head = f" Of the output head's, {masking['head']:g} are masked by {masking['method']}." * bool(masking["head"])
+def _masking(allocation: Mapping[str, Any], masking: Mapping[str, Any], sparsity: float, of_head: float) -> str:
+    head = f" Of the output head's weights {of_head:.4f} are masked and stored as zeros." if of_head else ""
     if not sparsity:
         return f"No weights of the blocks are masked.{head}" if head else "No weights are masked."
     knobs = {"sparsity": allocation["sparsity"], **allocation.get(allocation["method"], {})}

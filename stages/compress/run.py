@@ -22,7 +22,7 @@ from stages.compress.modeling import MODELING_FILE, ghost_places, ghost_spec, gh
 from stages.compress.recount import recount
 from stages.compress.shards import shard_limit, write_shards
 from stages.decoder.checkpoint import Checkpoint
-from stages.decoder.masks import apply_head_mask, apply_masks, kept_name, mask_name
+from stages.decoder.masks import HEAD, apply_head_mask, apply_masks, kept_name, mask_name
 from stages.decoder.matrices import prunable_matrices
 from stages.decoder.operators import Operator, fold_into, operator_name, read_operators, read_removed, runs_of
 from stages.decoder.skeleton import Decoder, as_stored
@@ -78,7 +78,9 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
         masked = recount(partial, decoder, kept, masks, on_disk, mixed)
         chosen = read_json(inputs["removal_scores.json"])
         sparsity = _sparsity(decoder, kept, masks, mixed)
-        card = model_card(decoder, removed, chosen, params.allocation, params.masking, sparsity, ghosts.metadata, operators)
+        of_head = 1 - int(masks.read(kept_name(HEAD))) / decoder.head_weight.numel() if HEAD in masks else 0.0
+        asked = params.allocation, params.masking
+        card = model_card(decoder, removed, chosen, *asked, sparsity, of_head, ghosts.metadata, operators)
         (partial / "README.md").write_text(card, encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)

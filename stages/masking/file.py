@@ -1,9 +1,10 @@
-"""masks.safetensors as it is written (`stages.decoder.masks` reads it)."""
+"""masks.safetensors as it is written (`stages.decoder.masks` reads it), and the rows of masks.csv."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,8 @@ from torch import Tensor
 from pipeline.errors import PalimpsestError
 from pipeline.tensors import Spec, TensorWriter
 from stages.decoder.masks import kept_name, pack_mask, packed_shape, weight_name
-from stages.masking.budget import Budget, Pruned
+from stages.masking.budget import Budget, Pruned, kept_share
+from stages.masking.inputs import Inputs
 
 
 def open_masks(path: Path, planned: Mapping[str, tuple[tuple[int, ...], Budget]], mended: torch.dtype | None) -> TensorWriter:
@@ -49,3 +51,20 @@ def check_weights(weight: Tensor, what: str) -> None:
     """Raise PalimpsestError naming `what` if a weight is not finite."""
     if not torch.isfinite(weight.sum(dtype=torch.float32)) and not torch.isfinite(weight).all():
         raise PalimpsestError(f"{what}: NaN or infinite weights; check the checkpoint that stage model made")
+
+
+def mask_row(block: int, name: str, weight: Tensor, one: Pruned, seen: Inputs | None, method: str) -> dict[str, Any]:
+    """Its row of masks.csv, but for the share that was asked for; `weight` as it was before it was pruned."""
+    kept = int(one.keep.sum())
+    return {
+        "block": block,
+        "matrix": name,
+        "parameters": weight.numel(),
+        "tokens": seen.tokens if seen is not None else None,
+        "sparsity": 1 - kept / weight.numel(),
+        "kept_magnitude": kept_share(weight.float().abs(), one.keep),
+        "kept_score": one.score,
+        "damping": one.damping,
+        "dead_inputs": one.dead,
+        "method": method,
+    }

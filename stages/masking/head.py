@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from pipeline.console import say
+from typing import Any
+
 from pipeline.errors import PalimpsestError
 from pipeline.tensors import TensorWriter
 from stages.decoder.masks import HEAD
 from stages.decoder.skeleton import Decoder
 from stages.decoder.stream import Stream
 from stages.masking import Masking
-from stages.masking.budget import Budget, kept_share
-from stages.masking.file import check_weights, write_mask
+from stages.masking.budget import Budget
+from stages.masking.file import check_weights, mask_row, write_mask
 from stages.masking.inputs import collect_head
 from stages.masking.methods import NEEDS_GRAMS, prune
+from stages.masking.shares import OF_HEAD
 
 
 def head_budget(decoder: Decoder, wanted: Masking) -> Budget | None:
@@ -39,8 +41,8 @@ def mask_head(
     wanted: Masking,
     batch_tokens: int,
     file: TensorWriter,
-) -> None:
-    """Prune the head of `source`, the model as stored, by what leaves the last block of `decoder`, and write its mask.
+) -> dict[str, Any]:
+    """Prune the head of `source`, the model as stored, by what leaves `decoder`'s last block; write its mask, return its row.
 
     Args:
         stream: leaves the last block; None for methods that need no inputs.
@@ -50,12 +52,7 @@ def mask_head(
     with source.trunk(head=True):
         weight = source.head_weight
         check_weights(weight, "the output head")
-        before = weight.float().abs()
-        _, (one,) = prune(wanted, [weight], seen, [budget], stream.windows if stream else 0, "the output head")
-        magnitude = kept_share(before, one.keep)
+        method, (one,) = prune(wanted, [weight], seen, [budget], stream.windows if stream else 0, "the output head")
+        row = mask_row(*OF_HEAD, weight, one, seen, method)
         write_mask(file, HEAD, weight, one)
-    gone = 1 - int(one.keep.sum()) / one.keep.numel()
-    say(
-        f"the output head: {gone:.6f} of {one.keep.numel():,} weights masked, target {budget.share:.6f}; "
-        f"{magnitude:.1%} of its magnitude stays"
-    )
+    return row

@@ -34,7 +34,7 @@ def gram_bytes(sizes: dict[Key, tuple[int, int]]) -> int:
     for (block, name), (_, columns) in sizes.items():
         module, _, last = name.rpartition(".")
         shared.setdefault(block, {})[name if last.isdigit() else module, columns] = columns
-    return max(8 * (sum(c**2 for c in widths.values()) + 4 * max(widths.values()) ** 2) for widths in shared.values())
+    return max(8 * (sum(c**2 for c in widths.values()) + 2 * max(widths.values()) ** 2) for widths in shared.values())
 
 
 def say_plan(

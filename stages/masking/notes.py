@@ -42,19 +42,23 @@ def say_before(
 def say_after(
     table: pd.DataFrame, wishes: dict[Key, Budget], sizes: dict[Key, tuple[int, int]], tokens: int, wanted: Masking
 ) -> None:
-    """Say what was done, and whatever was not done as asked. `table` is masks.csv, the others as for `say_before`."""
+    """Say what was done, and whatever was not done as asked.
+
+    Arguments as for `say_before`, and with the head in block -1: `table` (masks.csv), `wishes`, `sizes`.
+    """
     keys: list[Key] = list(zip(table.block, table.matrix, strict=True))
     fallen = table[(table.method == "magnitude") & (wanted.method != "magnitude")]
     if len(fallen):
-        blocks = ", ".join(map(str, sorted(set(fallen.block))))
+        blocks = ", ".join(str(block) for block in sorted(set(fallen.block)) if block >= 0)
+        places = [f"blocks {blocks}"] * bool(blocks) + ["the output head"] * bool((fallen.block < 0).any())
         say(
             f"{len(fallen)} of {len(table)} matrices saw fewer than masking.expert_tokens = {wanted.expert_tokens} tokens and "
-            f"were masked by magnitude, in blocks {blocks}; masks.csv names them"
+            f"were masked by magnitude, in {' and '.join(places)}; masks.csv names them"
         )
     widths = pd.Series([sizes[key][1] for key in keys])
     thin = table[table.method.isin(NEEDS_GRAMS) & (table.tokens < widths) & (table.tokens < tokens)]
     if len(thin):
-        names = [f"{name} of block {block}" for block, name in zip(thin.block, thin.matrix, strict=True)]
+        names = [_spell(*key) for key in zip(thin.block, thin.matrix, strict=True)]
         some = ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])
         say(
             f"{len(thin)} of {len(table)} matrices saw fewer tokens than they have inputs ({some}): damping alone "
@@ -64,18 +68,24 @@ def say_after(
     off = (table.sparsity - asked).abs()
     missed = off[(table.method == "wanda_variant") & (off > VARIANT_TOLERANCE)]
     if wanted.rounding == "published" and len(missed):
-        worst = missed.idxmax()
+        worst = int(missed.idxmax())  # type: ignore[arg-type]
         say(
             f"{len(missed)} of {len(table)} matrices miss their share by more than {VARIANT_TOLERANCE:g}, most of all "
-            f"{table.matrix[worst]} of block {table.block[worst]} ({table.sparsity[worst]:.4f} instead of {asked[worst]:.4f}): "
+            f"{_spell(*keys[worst])} ({table.sparsity[worst]:.4f} instead of {asked[worst]:.4f}): "
             "the published search of wanda_variant ends there; masking.rounding: exact meets the share"
         )
     raised = table[table.damping > wanted.sparsegpt.damping]
     for block, name, used in zip(raised.block, raised.matrix, raised.damping, strict=True):
-        say(f"block {block}, {name}: damping raised from {wanted.sparsegpt.damping:g} to {used:g}")
+        say(f"{_spell(block, name)}: damping raised from {wanted.sparsegpt.damping:g} to {used:g}")
     dead = table[table.dead_inputs > 0]
     if len(dead):
         say(f"{int(dead.dead_inputs.sum())} inputs of {len(dead)} matrices are zero for every token; their weights become zero")
-    target = float((table.sparsity_asked * table.parameters).sum() / table.parameters.sum())
-    found = float((table.sparsity * table.parameters).sum() / table.parameters.sum())
-    say(f"{wanted.method}: {found:.6f} of {int(table.parameters.sum()):,} weights masked, target {target:.6f}")
+    for what, part in (("", table[table.block >= 0]), ("of the output head, ", table[table.block < 0])):
+        if len(part):
+            target = float((part.sparsity_asked * part.parameters).sum() / part.parameters.sum())
+            found = float((part.sparsity * part.parameters).sum() / part.parameters.sum())
+            say(f"{wanted.method}: {what}{found:.6f} of {int(part.parameters.sum()):,} weights masked, target {target:.6f}")
+
+
+def _spell(block: int, matrix: str) -> str:
+    return f"{matrix} of block {block}" if block >= 0 else "the output head"

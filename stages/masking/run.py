@@ -18,14 +18,14 @@ from stages.decoder.matrices import Matrix, prunable_matrices
 from stages.decoder.skeleton import Decoder, as_stored
 from stages.decoder.stream import Stream, advance, embed, read_windows
 from stages.masking import Masking, Params
-from stages.masking.budget import Budget, Pruned, kept_share
-from stages.masking.file import check_weights, open_masks, write_mask
+from stages.masking.budget import Budget, Pruned
+from stages.masking.file import check_weights, mask_row, open_masks, write_mask
 from stages.masking.head import head_budget, mask_head
 from stages.masking.inputs import Inputs, collect
 from stages.masking.memory import map_large_tensors, say_plan
 from stages.masking.methods import NEEDS_GRAMS, NEEDS_INPUTS, prune
 from stages.masking.notes import say_after, say_before
-from stages.masking.shares import Key, Shares, budgets
+from stages.masking.shares import OF_HEAD, Key, Shares, budgets
 
 COLUMNS = [
     "block", "matrix", "parameters", "tokens", "sparsity_asked", "sparsity", "kept_magnitude", "kept_score", "damping",
@@ -34,7 +34,7 @@ COLUMNS = [
 
 
 def run(params: Params, inputs: Files, outputs: Files) -> None:
-    """Write `masks.safetensors` (see `stages.decoder.masks`) and `masks.csv`, a row per matrix."""
+    """Write `masks.safetensors` (see `stages.decoder.masks`) and `masks.csv`, a row per matrix (the head's has no block)."""
     compute, wanted = params.compute, params.masking
     decoder = Decoder(inputs["model"], compute.resolve_dtype(), compute.resolve_device())
     source = as_stored(decoder)
@@ -45,15 +45,16 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
     wishes = budgets(shares, sizes, wanted)
     head = head_budget(decoder, wanted)
     say_before(shares, wishes, sizes, ids.numel(), wanted)
+    if head is not None:
+        vocabulary, width = decoder.head_weight.shape
+        sizes[OF_HEAD], wishes[OF_HEAD] = (vocabulary, width), head
     map_large_tensors(decoder.block_bytes())
 
     changes, tape = wanted.method in NEEDS_GRAMS, wanted.activations == "tape"
-    needs_inputs = wanted.method in NEEDS_INPUTS and (head is not None or any(one.share > 0 for one in wishes.values()))
+    needs_inputs = wanted.method in NEEDS_INPUTS and any(one.share > 0 for one in wishes.values())
     streams = needs_inputs and (changes or not tape or head is not None)  # of the head's inputs there are no statistics
     saved = TensorFile(inputs["statistics.safetensors"]) if needs_inputs and not streams else None
-    planned: dict[str, tuple[tuple[int, ...], Budget]] = {mask_name(*key): (size, wishes[key]) for key, size in sizes.items()}
-    if head is not None:
-        planned[HEAD] = tuple(decoder.head_weight.shape), head
+    planned = {HEAD if key == OF_HEAD else mask_name(*key): (size, wishes[key]) for key, size in sizes.items()}
     file = open_masks(outputs["masks.safetensors"], planned, decoder.checkpoint.stored_dtype() if changes else None)
     say_plan(decoder, source, sizes, ids.numel(), compute.batch_tokens, file, streams, changes, head is not None)
 
@@ -81,9 +82,10 @@ def run(params: Params, inputs: Files, outputs: Files) -> None:
                 if stream is not None and not tape and (head is not None or index + 1 < len(decoder)):
                     advance(decoder, index, stream, compute.batch_tokens)
         if head is not None:
-            mask_head(source, decoder, stream, head, wanted, compute.batch_tokens, file)
+            row = mask_head(source, decoder, stream, head, wanted, compute.batch_tokens, file)
+            rows.append({**row, "sparsity_asked": head.share})
     table = pd.DataFrame(rows, columns=COLUMNS)
-    write_table(outputs["masks.csv"], table)
+    write_table(outputs["masks.csv"], table.assign(block=table.block.where(table.block >= 0).astype("Int64")))
     say_after(table, wishes, sizes, ids.numel(), wanted)
 
 
@@ -115,7 +117,7 @@ def _mask(
             asked = [wishes[index, matrix.name] for matrix in some]
             method, pruned = prune(wanted, weights, seen, asked, windows, f"block {index}, {some[0].name}")
             for matrix, weight, one in zip(some, weights, pruned, strict=True):
-                yield matrix, weight, one, _row(index, matrix, weight, one, seen, method)
+                yield matrix, weight, one, mask_row(index, matrix.name, weight, one, seen, method)
 
 
 def _alike(members: list[Matrix], wishes: dict[str, Budget]) -> list[list[Matrix]]:
@@ -139,19 +141,3 @@ def _saved(statistics: TensorFile | None, index: int, matrix: Matrix, width: int
     if squares.shape != (width,):
         raise ArtifactError(f"{statistics.path}: '{key}' is not of {width} inputs, as in the model; {producer(statistics.path)}")
     return Inputs(tokens, squares)
-
-
-def _row(index: int, matrix: Matrix, weight: Tensor, one: Pruned, seen: Inputs | None, method: str) -> dict[str, Any]:
-    kept = int(one.keep.sum())
-    return {
-        "block": index,
-        "matrix": matrix.name,
-        "parameters": weight.numel(),
-        "tokens": seen.tokens if seen is not None else None,
-        "sparsity": 1 - kept / weight.numel(),
-        "kept_magnitude": kept_share(weight.float().abs(), one.keep),
-        "kept_score": one.score,
-        "damping": one.damping,
-        "dead_inputs": one.dead,
-        "method": method,
-    }

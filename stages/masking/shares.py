@@ -9,6 +9,7 @@ from stages.masking import Masking
 from stages.masking.budget import Budget, round_to_groups
 
 Key = tuple[int, str]
+OF_HEAD: Key = (-1, "head")  # the output head lies in no block
 TOLERANCE = 1e-6  # of the sparsity that a pattern realises
 
 

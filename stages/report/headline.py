@@ -34,8 +34,9 @@ def deeds(results: Results, params: Mapping[str, Any]) -> str:
         how = f"{method(params['masking']['method'])}{where}, {method(params['allocation']['method'])} allocation"
         how += _by_the_masks(read_shares(results.allocation, results.masks), pattern)
         done.append(f"{percent(masked.sparsity)} of the prunable weights are set to zero ({how})")
-    if params["masking"]["head"]:
-        done.append(f"{percent(params['masking']['head'])} of the output head's weights {'too' if done else 'are set to zero'}")
+    if (results.head.numbers("sparsity") > 0).any():
+        share = percent(float(results.head.numbers("sparsity")[0]))
+        done.append(f"{share} of the output head's weights {'too' if done else 'are set to zero'}")
     if results.removed:
         which = f"{blocks(results.removed)}, " if len(results.gaps) <= FEW_RUNS else ""
         are = "is" if len(results.removed) == 1 else "are"

@@ -28,6 +28,7 @@ class Results:
     sensitivity: Columns  # block, rise, error; rise empty where it was not measured
     allocation: Columns  # block, matrix, parameters, score, sparsity
     masks: Columns  # block, matrix, sparsity, kept_magnitude, …
+    head: Columns  # the same of the output head; no row where it was not asked for
     influence: Columns  # block, influence, …
     pairs: Columns  # i, j, cosine, …
     regime: Mapping[str, Any]  # the verdict of redundancy.json
@@ -58,13 +59,15 @@ def read_results(files: Mapping[str, Path]) -> Results:
     """Read and check every input. Raises ArtifactError naming the file and what is wrong with it."""
     names, removal = files["removal.json"], _object(files["removal.json"], ("removed",))
     scores = _object(files["removal_scores.json"], ("method", "order"))
+    masks, head = _masks(files["masks.csv"])
     results = Results(
         variants={name: read_variant(files[f"evaluation/{name}.json"]) for name in VARIANTS},
         statistics=_table(files["statistics.csv"], ("block", "place"), ("block",)),
         importance=_table(files["importance.csv"], ("block", "matrix"), ("block",)),
         sensitivity=_table(files["sensitivity.csv"], ("block", "rise"), ("block",)),
         allocation=_table(files["allocation.csv"], ("block", "sparsity"), ("block", "sparsity")),
-        masks=_table(files["masks.csv"], ("block", "matrix", "sparsity"), ("block", "sparsity")),
+        masks=masks,
+        head=head,
         influence=_table(files["redundancy_blocks.csv"], ("block", "influence"), ("block", "influence")),
         pairs=_table(files["redundancy_pairs.csv"], ("i", "j", "cosine"), ("i", "j")),
         regime=_object(files["redundancy.json"], ("regime",)),
@@ -146,7 +149,20 @@ def _table(path: Path, columns: tuple[str, ...], numeric: tuple[str, ...], empty
     table = Columns.of(read_table(path, columns))
     if not len(table) and not empty:
         raise ArtifactError(f"{path}: a table without rows; {producer(path)}")
-    for name in numeric:
+    _check_numbers(path, table, numeric)
+    return table
+
+
+def _check_numbers(path: Path, table: Columns, names: tuple[str, ...]) -> None:
+    for name in names:
         if not np.isfinite(table.numbers(name)).all():
             raise ArtifactError(f"{path}: column '{name}' has empty or non-numeric cells; {producer(path)}")
-    return table
+
+
+def _masks(path: Path) -> tuple[Columns, Columns]:
+    """The rows of the blocks' matrices, and that of the output head, which lies in no block."""
+    table = _table(path, ("block", "matrix", "sparsity"), ("sparsity",))
+    of_head = np.array([name == "head" for name in table.words("matrix")]) & np.isnan(table.numbers("block"))
+    masks = table.pick(~of_head)
+    _check_numbers(path, masks, ("block",))
+    return masks, table.pick(of_head)

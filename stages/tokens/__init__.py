@@ -15,7 +15,7 @@ class Tokens(Text):
 
     KEY: ClassVar[str] = "tokens"
 
-    READ_WHEN: ClassVar = {**Text.READ_WHEN, "custom": ("contract", ("custom",))}
+    READ_WHEN: ClassVar = {**Text.READ_WHEN, "custom": ("contract", ("custom",)), "seed": ("sampling", ("random",))}
 
     pool: int = Field(default=2_000_000, ge=2)  # tokens read of each split at most
     length: int = Field(default=512, ge=2)

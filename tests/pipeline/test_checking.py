@@ -89,6 +89,8 @@ def test_all_that_is_wrong_is_listed() -> None:
         ({"training__width": 64}, "training.width"),
         ({"training__width": 64, "training__method": "llama"}, ""),
         ({"sensitivity__windows": 2, "sensitivity__method": "none"}, "sensitivity.windows"),
+        ({"tokens__seed": 5, "tokens__sampling": "first"}, "tokens.seed"),
+        ({"tokens__seed": 5}, ""),
         ({"zeroshot__shots": 5}, "zeroshot.shots"),
         ({"zeroshot__shots": 5, "zeroshot__tasks": ["arc_easy"]}, ""),
         ({"yes__steps": 5}, "yes.steps"),

@@ -107,6 +107,10 @@ def test_cells_are_every_combination_with_every_seed(tmp_path: Path) -> None:
             ("masking.sparsegpt.block", "masking.method is wanda"),
         ),
         ({"seeds": {"allocation.random.seed": [0, 1]}}, ("allocation.random.seed", "nothing reads it in any cell")),
+        (
+            {"fixed": {"tokens.sampling": "first"}, "seeds": {"tokens.seed": [0, 1], "allocation.random.seed": [0, 1]}},
+            ("seeds.tokens.seed, allocation.random.seed", "tokens.sampling is first"),
+        ),
         ({"seeds": {"yes.seed": [0, 1]}}, ("seeds.yes.seed", "reads 'yes'", "stages that do: yes, report")),
     ],
 )
@@ -187,6 +191,8 @@ def test_merged_leaves_the_original_alone() -> None:
         "a\\'b",
         "x\\y",
         "${x}",
+        "\\${x}",
+        "a\\\\${x}'b",
         "",
         'a"b',
         "a,b",
@@ -198,6 +204,7 @@ def test_merged_leaves_the_original_alone() -> None:
         [[1], "two"],
         {"boolq": "b.jsonl"},
         {"a-b.c": [1]},
+        {"a": [{"b": "x:y"}]},
     ],
 )
 def test_dvc_sets_the_very_value_of_a_cell(value: Any, tmp_path: Path) -> None:
@@ -208,6 +215,15 @@ def test_dvc_sets_the_very_value_of_a_cell(value: Any, tmp_path: Path) -> None:
         YAML().dump({"section": {"key": former, "other": 3}}, path)
         apply_overrides(path, overrides("section.key", value))
         assert YAML(typ="safe").load(path) == {"section": {"key": value, "other": 3}}
+
+
+@pytest.mark.parametrize("name", ["a:b", "1", "true", "Null", "ä", "a,b", "", "a b", 1])
+def test_names_that_dvc_would_read_as_something_else_are_refused(name: Any, tmp_path: Path) -> None:
+    with pytest.raises(PalimpsestError, match=r"section\.key: .* as a name in a mapping cannot be handed to DVC"):
+        overrides("section.key", [{"a": {name: 1}}])
+    vary = {"zeroshot.files": [{"arc_easy": "x.jsonl", str(name): "y.jsonl"}]}
+    with pytest.raises(PalimpsestError, match=r"one\.yaml: cell .*: zeroshot\.files: "):
+        read_study("one", project(tmp_path, vary=vary, baseline=None))
 
 
 def test_seeds_of_several_keys_go_together(tmp_path: Path) -> None:

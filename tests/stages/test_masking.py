@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from pipeline.errors import PalimpsestError
 from pipeline.tensors import TensorFile, write_tensors
@@ -327,8 +328,8 @@ def test_a_share_that_the_published_search_cannot_reach_is_named(copied: Finishe
 
 def test_the_plan_counts_the_grams_of_the_largest_block() -> None:
     small = {(0, "mlp.up"): (4, 8)}
-    assert gram_bytes({**small, (1, "mlp.up"): (4, 100), (1, "mlp.down"): (8, 10)}) == 8 * (100**2 + 10**2 + 4 * 100**2)
-    assert gram_bytes(small) == 8 * 5 * 8**2
+    assert gram_bytes({**small, (1, "mlp.up"): (4, 100), (1, "mlp.down"): (8, 10)}) == 8 * (100**2 + 10**2 + 2 * 100**2)
+    assert gram_bytes(small) == 8 * 3 * 8**2
 
 
 def test_matrices_of_one_input_and_unlike_budgets(copied: Finished) -> None:
@@ -466,7 +467,9 @@ def test_the_head_is_pruned_where_asked(way: dict[str, Any], copied: Finished) -
     group = (2, 4) if "pattern" in way else None
     share, tape = 0.5 if group else 0.37, way.get("activations") == "tape"
     path = project.run("masking", masking={**MASKING, "method": "wanda", **way, "head": share})
-    assert len(pd.read_csv(project.data / "masks.csv")) == len(read_masks(path, project.model)), "the table is of the blocks"
+    table = pd.read_csv(project.data / "masks.csv")
+    assert len(table) == len(read_masks(path, project.model)) + 1
+    assert list(table.block.isna()) == list(table.matrix == "head") and (project.data / "masks.csv").read_text().count(".0,") == 0
     before = copy.deepcopy(project.model) if tape else pruned_model(project, path)
     ids = load_file(project.data / "tokens.safetensors")["calibration"]
     seen: list[torch.Tensor] = []
@@ -488,7 +491,31 @@ def test_the_head_is_pruned_where_asked(way: dict[str, Any], copied: Finished) -
     project.run("ghost")
     exported = load_file(project.run("compress") / "model.safetensors")["lm_head.weight"]
     assert torch.equal(exported == 0, gone | (weight == 0)) and relative_gap(exported, pruned) < 3e-5
-    assert f"Of the output head's, {share:g} are masked" in (project.data / "compressed" / "README.md").read_text()
+    found = float(gone.double().mean())
+    assert f"Of the output head's weights {found:.4f} are masked" in (project.data / "compressed" / "README.md").read_text()
+    row = table[table.matrix == "head"].iloc[0]
+    assert row.sparsity == pytest.approx(found, abs=1e-12) and row.sparsity_asked == share and row.method == method
+    assert row.kept_magnitude == pytest.approx(float(weight[~gone].abs().sum() / weight.abs().sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("family", ["mistral_sliding", "mixtral", "phimoe", "olmo2", "neox", "phi3"])
+def test_heads_of_other_families(family: str, tmp_path: Path) -> None:
+    """One has a bias, others scale or name it in their own way: what is evaluated and exported is the plain model's."""
+    project = Project(tmp_path, family, blocks=3)
+    project.run_until("evaluation@masked", masking={**MASKING, "method": "wanda", "head": 0.5}, removal={"method": "none"})
+    path = project.data / "masks.safetensors"
+    twin = pruned_model(project, path)
+    head = twin.get_output_embeddings().weight.data
+    head[~read_mask(TensorFile(path), HEAD, tuple(head.shape))] = 0
+    evaluated = load_file(project.data / "tokens.safetensors")["evaluation"]
+    losses = plain_losses(twin, evaluated)
+    for stage in ("ghost", "compress", "evaluation@compressed"):
+        project.run(stage)
+    for variant in ("masked", "compressed"):
+        found = json.loads((project.data / "evaluation" / f"{variant}.json").read_text())
+        assert found["windows"] == pytest.approx(losses, rel=1e-5)
+    loaded = AutoModelForCausalLM.from_pretrained(project.data / "compressed").eval()
+    assert plain_losses(loaded, evaluated) == pytest.approx(losses, rel=1e-5)
 
 
 def test_a_head_alone(copied: Finished) -> None:
@@ -498,6 +525,26 @@ def test_a_head_alone(copied: Finished) -> None:
     assert all(keep.all() for keep in read_masks(path, project.model).values())
     weight = project.model.lm_head.weight
     assert int(read_mask(TensorFile(path), HEAD, tuple(weight.shape)).sum()) == weight.numel() * 3 // 4
+
+
+def test_what_was_not_done_as_asked_of_the_head_is_said(copied: Finished, capsys: pytest.CaptureFixture[str]) -> None:
+    project = copied("llama")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"method": "sparsegpt", "expert_tokens": 1000}, "were masked by magnitude, in blocks 0, 1, 2, 3 and the output head"),
+        ({"method": "wanda_variant", "rounding": "published", "head": 0.97}, "most of all the output head (0."),
+        ({"rounding": "published", "head": 0.01}, "of the output head, 0.000000 of 3,072 weights masked, target 0.010000"),
+    ]
+    for settings, words in cases:
+        capsys.readouterr()
+        project.run("masking", masking={**MASKING, "method": "wanda", "expert_tokens": 1, "head": 0.3, **settings})
+        assert words in capsys.readouterr().out
+    norm = load_file(project.data / "model" / "model.safetensors")
+    norm["model.norm.weight"][5:9] = 0
+    save_file(norm, project.data / "model" / "model.safetensors", metadata={"format": "pt"})
+    project.run("allocation", allocation={"sparsity": 0.0})
+    capsys.readouterr()
+    project.run("masking", masking={**MASKING, "method": "sparsegpt", "expert_tokens": 1, "head": 0.3})
+    assert "4 inputs of 1 matrices are zero for every token" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

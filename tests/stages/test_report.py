@@ -773,6 +773,27 @@ def test_the_map_of_kept_magnitude_and_what_was_not_done_as_asked(root: Path) ->
     assert len(kept) == 60 and kept.kept_magnitude.min() == 0.61
 
 
+@pytest.mark.parametrize("blocks", [True, False])
+def test_a_pruned_head_is_told_by_what_was_counted(root: Path, blocks: bool) -> None:
+    def change(table: pd.DataFrame) -> pd.DataFrame:
+        head = {"matrix": "head", "parameters": 96, "sparsity": 0.25, "sparsity_asked": 0.3, "kept_magnitude": 0.8}
+        rows = table if blocks else table.assign(sparsity=0.0)
+        rows = pd.concat([rows, pd.DataFrame([{**head, "method": "magnitude", "damping": 0.1, "dead_inputs": 4}])])
+        return rows.assign(block=rows.block.astype("Int64"))
+
+    edit_table(root / "data/masks.csv", change)
+    if not blocks:
+        edit_table(root / "data/allocation.csv", lambda table: table.assign(sparsity=0.0))
+        edit_json(root / "data/evaluation/masked.json", lambda found: found.update(sparsity=0.0))
+    page = re.sub(r"\s+", " ", report(root, {"masking": {"head": 0.3}, **({} if blocks else {"allocation": {"sparsity": 0.0}})}))
+    assert f"25.0% of the output head&#39;s weights {'too' if blocks else 'are set to zero'}" in page
+    assert (
+        "Of the output head&#39;s weights 25.00% are masked instead of 30.00%, by magnitude; those that stay hold 80.0%" in page
+    )
+    assert "Its damping was 0.1. 4 of its inputs are zero" in page and "What the masks keep" in page
+    assert not re.search(r"\bnan\b", page) and len(pd.read_csv(root / "data/plots/kept.csv")) == 60
+
+
 def test_experts_have_a_table_of_their_tokens(root: Path) -> None:
     experts = [
         [block, f"mlp.experts.{e}.up_proj", 8, 0 if e == 2 else 10 * e, 0.5, 0.5 + 0.1 * e]

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 
 from pipeline.drawing.notation import blocks, counted, fixed, percent
+from stages.report.columns import Columns
 from stages.report.grid import grid
 from stages.report.naming import method
 from stages.report.plots import kept_per_matrix
 from stages.report.results import Results
 from stages.report.sections import Part, Table, calibration
 from stages.report.shares import read_shares, worst
+
+MISSED = 5e-5  # of the head's share: what two digits of a percentage show
 
 
 def masks(results: Results, params: dict[str, Any]) -> Part:
@@ -35,17 +38,28 @@ def masks(results: Results, params: dict[str, Any]) -> Part:
             f"least ({percent(means[low])}) and {labels[high]} most ({percent(means[high])})."
         )
     readings += _exceptions(results, wanted) if asked else []
-    readings += [f"{percent(wanted['head'])} of the output head's weights are masked as well."] if wanted["head"] else []
+    readings += _of_head(results.head) if len(results.head) else []
     pattern = "" if wanted["pattern"] == "unstructured" else f", {wanted['pattern']} along the inputs"
     seen = {"pruned": "behind the blocks already pruned", "tape": "in the dense model"}[wanted["activations"]]
     inputs = "" if wanted["method"] == "magnitude" else f" Inputs {seen}, over {calibration(params)}."
     what = "Kept magnitude: sum of |W| over the weights that stay, over the sum of all."
     caption = f"Masks by {method(wanted['method'])}{pattern}. {what}"
     experts = " Experts of one kind are averaged." if any(_is_expert(name) for name in results.masks.words("matrix")) else ""
-    heading = "What the masks keep" if asked else "No masks"
-    return Part(
-        "masks", heading, (caption + experts + inputs) if asked else "", tuple(panels), tuple(readings), _experts(results)
+    some = asked or bool((results.head.numbers("sparsity") > 0).any())
+    heading = "What the masks keep" if some else "No masks"
+    return Part("masks", heading, (caption + experts + inputs) if some else "", tuple(panels), tuple(readings), _experts(results))
+
+
+def _of_head(head: Columns) -> list[str]:
+    """What was pruned of the output head, and what was not done as asked."""
+    sparsity, asked, kept, damping, dead = (
+        float(head.numbers(name)[0]) for name in ("sparsity", "sparsity_asked", "kept_magnitude", "damping", "dead_inputs")
     )
+    missed = f" instead of {percent(asked, 2)}" if abs(sparsity - asked) > MISSED else ""
+    text = f"Of the output head's weights {percent(sparsity, 2)} are masked{missed}, by {method(head.words('method')[0])}; "
+    text += f"those that stay hold {percent(kept)} of its absolute weight."
+    text += f" Its damping was {damping:g}." if damping == damping else ""
+    return [text + (f" {dead:.0f} of its inputs are zero for every calibration token." if dead > 0 else "")]
 
 
 def _is_expert(name: str) -> bool:
