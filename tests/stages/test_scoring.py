@@ -12,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.files import Files
+from pipeline.tensors import write_tensors
 from stages.decoder.compute import Compute
+from stages.decoder.masks import HEAD, kept_name, mask_name, pack_mask
+from stages.decoder.matrices import prunable_matrices
 from stages.decoder.variant import read_variant
 from stages.zeroshot import scoring
 from stages.zeroshot.scoring import Request, loglikelihoods, pack
@@ -52,6 +55,25 @@ def test_against_the_plain_model(family: str, tmp_path: Path, monkeypatch: pytes
         found = loglikelihoods(variant, asked, 64, batch_size, batch_tokens, tmp_path)
         np.testing.assert_allclose([one for one, _ in found], [one for one, _ in expected], rtol=1e-4)
         assert [one for _, one in found] == [one for _, one in expected]
+
+
+def test_a_masked_head_answers(tmp_path: Path) -> None:
+    model = save_model(tmp_path / "data/model", "llama", blocks=2)
+    asked = requests(model)
+    keep = torch.rand(model.lm_head.weight.shape, generator=torch.Generator().manual_seed(0)) > 0.5
+    found = {HEAD: keep}
+    for index, block in enumerate(model.model.layers):
+        found |= {mask_name(index, one.name): torch.ones_like(one.view(block)).bool() for one in prunable_matrices(block)}
+    packed = {name: pack_mask(one) for name, one in found.items()}
+    counts = {kept_name(name): one.sum().view(1) for name, one in found.items()}
+    write_tensors(tmp_path / "data/masks.safetensors", {**packed, **counts})
+    model.lm_head.weight.data[~keep] = 0
+    expected = [one_by_one(model, one) for one in asked]
+    variant = read_variant(
+        Files("zeroshot", "deps", ("model", "masks.safetensors"), tmp_path), Compute(dtype="float32", device="cpu")
+    )
+    scores = loglikelihoods(variant, asked, 64, 8, 4096, tmp_path)
+    np.testing.assert_allclose([one for one, _ in scores], [one for one, _ in expected], rtol=1e-4)
 
 
 TOKENS = st.lists(st.integers(1, 3), min_size=1, max_size=6).map(tuple)
