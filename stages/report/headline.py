@@ -22,6 +22,8 @@ def model_name(model: Mapping[str, Any]) -> str:
     if model["source"] == "hub":
         revision = model.get("revision") or "main"
         return f"{model['repository']}{'' if revision == 'main' else f' ({revision})'}"
+    if model["source"] == "scratch":
+        return "the model trained here"
     return PurePath(str(model["path"])).name if model.get("path") and model["source"] != "demo" else "the demo model"
 
 

@@ -823,3 +823,17 @@ def test_references_stand_beside_the_model_with_what_they_prove(root: Path, maps
     assert f"map {maps - 1} (reference), windows of the fit: {2.8 - 0.01 * (maps - 1):.3f}" in picture
     assert "model, head refitted, others: 3.450" in picture
     assert ("15 of 42 nets" in picture) == (maps == 40) and "map 0, others" in picture, "YES0 is always there"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ({"source": "demo"}, "In the demo model ("),
+        ({"source": "scratch"}, "In the model trained here ("),
+        ({"source": "folder", "path": "/somewhere/tiny"}, "In tiny ("),
+        ({"source": "hub", "repository": "some/one"}, "In some/one ("),
+        ({"source": "hub", "repository": "some/one", "revision": "step5"}, "In some/one (step5) ("),
+    ],
+)
+def test_the_model_has_the_name_that_the_user_gave_it(root: Path, model: dict[str, Any], name: str) -> None:
+    assert name in report(root, {"model": model})
